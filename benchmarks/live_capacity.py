@@ -1,10 +1,10 @@
 """Whether a sidecar knows its capacity a minute after it started: ``python benchmarks/live_capacity.py``.
 
 Scenarios of the proof whose load stays as it is, at 30, 50 and 80 % of what a replica can serve, with the tuner in the
-loop, which knows nothing at first. Its figure after a minute is compared with the capacity by the true batch latency.
-As in the sidecar, batches made of copies measure sizes that the load does not fill, within the rows that the sidecar
-allows itself for them. Virtual time, seeded. Arguments: names of scenarios (default: all). Exit code 1: beyond the
-limit.
+loop, which knows nothing at first and begins with first calls, as in a sidecar. Its figure after a minute is compared
+with the capacity by the true batch latency. As in the sidecar, batches made of copies measure sizes that the load does
+not fill, within the rows that the sidecar allows itself for them. Virtual time, seeded. Arguments: names of scenarios
+(default: all). Exit code 1: beyond the limit.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def live(situation: Situation, device: Any, policy: BatchingPolicy, rate: float,
     tuner, batchers = Tuner(policy), []
 
     def batcher() -> Copying:
-        batchers.append(Copying(parameters=tuner.parameters))
+        batchers.append(Copying(parameters=tuner.parameters, undecided=policy.limits().max_in_flight))
         return batchers[-1]
 
     pilot = Pilot(tuner)

@@ -118,15 +118,16 @@ def command(
             max_batch=max_batch or 32, max_wait=Duration(max_wait or 0.0), max_in_flight=max_in_flight or 1
         )
     price = None if gpu_hour is None else Price(gpu_hour)
+    failed: list[str] = []
     if prometheus is not None:
         if rate is not None or trace is not None:
             raise click.UsageError("--rate and --trace go with --profile: Prometheus has the load")
-        found = _whole(*_past(prometheus, since, selector, slo, by_hand, price, objective, target_utilization))
+        found, failed = _past(prometheus, since, selector, slo, by_hand, price, objective, target_utilization)
     elif path is None:
         if slo is not None or rate is not None or trace is not None:
             raise click.UsageError("--slo-p99, --rate and --trace go with --profile: a sidecar brings its own")
         read = [_running(each, by_hand, price, pods, key_file, workload) for each in sidecars]
-        found = _whole([one for each, _ in read for one in each], [one for _, each in read for one in each])
+        found, failed = [one for each, _ in read for one in each], [one for _, each in read for one in each]
     else:
         if slo is None:
             raise click.UsageError("name the p99 to meet: --slo-p99 50ms")
@@ -152,7 +153,9 @@ def command(
             limits=policy.limits(),
         )
         found = [savings(profile.name, situation, policy, load, by_hand=by_hand, price=price)]
-    _show(found, as_json=as_json)
+    if not found:
+        raise click.ClickException("\n".join(failed))
+    _show(found, failed, as_json=as_json)
     if plot is not None:
         from carpool_cli.planning import savings_plot  # noqa: PLC0415 - matplotlib takes half a second
 
@@ -226,6 +229,9 @@ def _past(
         raise click.ClickException(str(error)) from None
     found, failed = [], []
     for each in known:
+        if isinstance(each, history.Unknown):
+            failed.append(f"{each.name}: {each.error}")
+            continue
         try:
             found.append(
                 savings(
@@ -244,20 +250,10 @@ def _past(
     return found, failed
 
 
-def _whole(found: list[Workload], failed: Sequence[str]) -> list[Workload]:
-    """Return what could be compared, with a note of what could not.
-
-    Raises ``click.ClickException`` where nothing could.
-    """
-    if not found:
-        raise click.ClickException("\n".join(failed))
-    first = msgspec.structs.replace(found[0], beware=(*found[0].beware, *(f"left out: {each}" for each in failed)))
-    return [first, *found[1:]]
-
-
-def _show(found: Sequence[Workload], *, as_json: bool) -> None:
+def _show(found: Sequence[Workload], failed: Sequence[str], *, as_json: bool) -> None:
+    """Print what could be compared, and a row for each that could not."""
     if as_json:
-        document = {"workloads": found, "total": total(found)}
+        document = {"workloads": found, "leftOut": failed, "total": total(found)}
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
         return
     for workload in found:
@@ -266,7 +262,9 @@ def _show(found: Sequence[Workload], *, as_json: bool) -> None:
         click.echo(workload.note)
         for note in workload.beware:
             click.echo(f"beware: {note}")
+    for each in failed:
+        click.echo(f"left out: {each}")
     if len(found) > 1:
-        click.echo("in all")
+        click.echo("in all, but for what is left out" if failed else "in all")
         click.echo(assumptions.lines(table(total(found))))
     click.echo(PLANNED)

@@ -145,7 +145,7 @@ async def live(
                 rows = sum(b * n for b, n in batches.items())
                 seen.append(Count(at, rows, sum(batches.values()), computed, counted["busySeconds"]))
             if (now := await look(admin, tuned, MODEL, at)) is not None:
-                choices.append(Choice(at, now.parameters))
+                choices.append(Choice(at, now.parameters, now.stats.device_busy))
                 show_bar(at, f"{_hour(at, seconds, hours)}: {now.parameters.describe()}")
 
         aims = [Aim(server, MODEL, requests) for server in (devices[0], zero_wait, fixed, tuned)]

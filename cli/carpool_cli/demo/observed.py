@@ -43,6 +43,8 @@ class Choice(NamedTuple):
 
     at: float
     parameters: Parameters
+    busy: float = 0.0
+    """Seconds with a batch in flight that it had counted by then."""
 
 
 class Span(NamedTuple):

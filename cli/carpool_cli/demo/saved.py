@@ -28,12 +28,20 @@ class Compared(NamedTuple):
     seconds: float
     """For which they were counted."""
     counted: float
+    """By the device itself."""
     forecast: float
+    seen: float = 0.0
+    """By the sidecar, from sending a batch to its answer; 0: not known."""
 
     @property
     def error(self) -> float:
-        """Of the forecast, relative."""
+        """Of the forecast against the device's own count, relative."""
         return self.forecast / self.counted - 1
+
+    @property
+    def error_of_seen(self) -> float:
+        """Of the forecast against the sidecar's count, which it is made from."""
+        return self.forecast / self.seen - 1
 
 
 def compare(
@@ -55,11 +63,21 @@ def compare(
         found = running.read(AdminClient(Address(host, int(port), "")), model)
     except AdminError as error:
         raise DemoError(str(error)) from None
-    return compared(found._replace(parameters=setting.parameters), within, counts[-1].at - within[-1].at)
+    ago = counts[-1].at - within[-1].at
+    return compared(found._replace(parameters=setting.parameters), within, ago, _seen(choices, within))
 
 
-def compared(found: Running, counts: Sequence[Count], ago: float = 0.0) -> Compared | None:
-    """Compare what was counted, up to ``ago`` seconds before now, with the forecast for the arrivals of that time."""
+def _seen(choices: Sequence[Choice], within: Sequence[Count]) -> float:
+    """Return the device seconds per hour that the sidecar counted in the time of some counts."""
+    looks = [each for each in choices if within[0].at <= each.at <= within[-1].at]
+    return 3600 * (looks[-1].busy - looks[0].busy) / (looks[-1].at - looks[0].at) if len(looks) > 1 else 0.0
+
+
+def compared(found: Running, counts: Sequence[Count], ago: float = 0.0, seen: float = 0.0) -> Compared | None:
+    """Compare what was counted, up to ``ago`` seconds before now, with the forecast for the arrivals of that time.
+
+    ``seen``: device seconds per hour that the sidecar counted meanwhile.
+    """
     first, last = counts[0], counts[-1]
     seconds = last.at - first.at
     end = found.arrivals[-1][0] + found.since_last - ago
@@ -70,4 +88,4 @@ def compared(found: Running, counts: Sequence[Count], ago: float = 0.0) -> Compa
     situation = situation_of(found._replace(arrivals=recent))
     rate = situation.process.rate
     forecast = replica.fixed(situation, found.parameters, [rate]).utilization(rate)
-    return Compared(seconds, counted, 3600 * forecast)
+    return Compared(seconds, counted, 3600 * forecast, seen)

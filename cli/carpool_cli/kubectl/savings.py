@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ class Money(Struct, frozen=True, rename="camel", kw_only=True):
 
     unbatched: float
     zero_wait: float
+    by_hand: float | None = None
     best: float
     serving: float
     surplus: float
@@ -41,6 +43,8 @@ class Need(Struct, frozen=True, rename="camel", kw_only=True):
     serving: int
     unbatched: int
     zero_wait: int
+    by_hand: int | None = None
+    """By the baseline that the policy has; ``None``: it has none."""
     best: int
     best_upper: int
     """With batch latency at its upper confidence."""
@@ -81,6 +85,7 @@ def _need(namespace: str, status: CapacityStatus, price: Price | None) -> Need:
         serving=status.serving,
         unbatched=status.replicas_unbatched,
         zero_wait=status.replicas_zero_wait,
+        by_hand=status.replicas_by_hand,
         best=status.replicas,
         best_upper=status.replicas_upper,
         beyond_zero_wait=beyond,
@@ -95,6 +100,7 @@ def _need(namespace: str, status: CapacityStatus, price: Price | None) -> Need:
         else Money(
             unbatched=price.month(status.replicas_unbatched),
             zero_wait=price.month(status.replicas_zero_wait),
+            by_hand=None if status.replicas_by_hand is None else price.month(status.replicas_by_hand),
             best=price.month(status.replicas),
             serving=price.month(status.serving),
             surplus=price.month(surplus),
@@ -127,8 +133,8 @@ def command(*, everywhere: bool, gpu_hour: float | None, prices_file: Path | Non
     """Show how many replicas each workload needs, by each way to batch, at the highest load of the last five minutes.
 
     By what the sidecars measured. ZERO WAIT batches what waits anyway and needs no tuning: what it saves, Carpool does
-    not. SURPLUS serves now and is not needed: an autoscaler that follows Carpool's load takes it away. DEVICE S/H is
-    measured, and what it could be within the SLO.
+    not. BY HAND is the policy's baseline, where one is written. SURPLUS serves now and is not needed: an autoscaler
+    that follows Carpool's load takes it away. DEVICE S/H is measured, and what it could be within the SLO.
     """
     other = None if gpu_hour is None else Price(gpu_hour)
     found = [policies.read(raw) for raw in here().list(everywhere=everywhere)]
@@ -147,15 +153,17 @@ def command(*, everywhere: bool, gpu_hour: float | None, prices_file: Path | Non
     lines = [[each.namespace, each.target, *_cells([each])] for each in rows]
     if len(rows) > 1:
         lines.append(["", "in all", *_cells(rows)])
-    table([HEAD, *lines])
+    shown = [title != BY_HAND or any(each.by_hand is not None for each in rows) for title in HEAD]
+    table([list(compress(line, shown)) for line in (HEAD, *lines)])
     hours = sorted({each.gpu_hour for each in rows if each.gpu_hour is not None})
     if hours:
         named = " to ".join(written(each) for each in dict.fromkeys((hours[0], hours[-1])))
         show(f"money per month, at {named} an hour and replica")
 
 
+BY_HAND = "BY HAND"
 HEAD = [
-    "NAMESPACE", "TARGET", "NO BATCHING", "ZERO WAIT", "CARPOOL", "SERVING", "SURPLUS", "BEYOND ZERO WAIT",
+    "NAMESPACE", "TARGET", "NO BATCHING", "ZERO WAIT", BY_HAND, "CARPOOL", "SERVING", "SURPLUS", "BEYOND ZERO WAIT",
     "DEVICE S/H",
 ]  # fmt: skip
 
@@ -165,11 +173,13 @@ def _cells(rows: Sequence[Need]) -> list[str]:
     moneys = [each.money for each in rows if each.money is not None]
 
     def cell(name: str, text: str = "") -> str:
+        if any(getattr(each, name) is None for each in rows):
+            return ""  # a sum over some of them would look like one over all
         count = text or str(sum(getattr(each, name) for each in rows))
         return f"{count} ({written(sum(getattr(each, name) for each in moneys))})" if moneys else count
 
     best, upper = sum(each.best for each in rows), sum(each.best_upper for each in rows)
-    named = [cell(each) for each in ("unbatched", "zero_wait")]
+    named = [cell(each) for each in ("unbatched", "zero_wait", "by_hand")]
     named.append(cell("best", str(best) if best == upper else f"{best} to {upper}"))
     return [*named, *(cell(each) for each in ("serving", "surplus", "beyond_zero_wait")), _device(rows)]
 

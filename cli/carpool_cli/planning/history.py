@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import click
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -24,13 +25,16 @@ from carpool_cli.planning.savings import Counted, Stretch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from carpool.learning.latency_model import ServiceTime
+
 STEPS = 500
 """Loads that a time is divided into, at most."""
 
 SHORTEST, PARTS = 120.0, 10
 """Seconds of one load at least, unless the time has fewer than so many of them: several scrapes."""
 
-WORKLOAD = ("namespace", "model")
+WORKLOAD = ("namespace", "target", "model")
+"""``target`` is set by the chart's PodMonitor, e.g. ``Deployment/resnet``; empty where nothing sets it."""
 CELL = (*WORKLOAD, *KIND)
 COUNTERS = {
     "arrivals": "carpool_arrivals_total",
@@ -66,7 +70,7 @@ class Questions(NamedTuple):
 
 
 class Past(Struct, frozen=True):
-    """One model in one namespace."""
+    """One model of one workload."""
 
     name: str
     situation: Situation
@@ -76,7 +80,15 @@ class Past(Struct, frozen=True):
     beware: tuple[str, ...] = ()
 
 
-POD = ("namespace", "pod", "model")
+class Unknown(Struct, frozen=True):
+    """One that had requests, and that Prometheus does not hold enough of."""
+
+    name: str
+    error: str
+    """What is missing, and what to do."""
+
+
+POD = (*WORKLOAD, "pod")
 SURE = 'executors="0"'
 """Cells that suppose a number of executors count the same batches again."""
 
@@ -90,7 +102,7 @@ def questions(since: float, selector: str = "") -> Questions:
         matchers = ",".join(filter(None, (selector, more)))
         return f"sum by ({', '.join(labels)}) (increase({metric}{{{matchers}}}{over}))"
 
-    pods = f"count by (namespace, model) (carpool_arrivals_total{{{selector}}})"
+    pods = f"count by ({', '.join(WORKLOAD)}) (carpool_arrivals_total{{{selector}}})"
     return Questions(
         step,
         {**{name: summed(WORKLOAD, metric, window) for name, metric in COUNTERS.items()}, "pods": pods},
@@ -111,57 +123,77 @@ def pasts(
     slo: float | None = None,
     objective: str | None = None,
     target_utilization: int | None = None,
-) -> list[Past]:
+) -> list[Past | Unknown]:
     """Read the answers: every model that had requests. ``slo``: p99 in place of the sidecars' own, seconds.
 
-    Raises ``HistoryError``.
+    Raises ``HistoryError`` where there is none.
     """
     steps = {name: _by(series, WORKLOAD) for name, series in ranges.items()}
     asked_for = [of for of, arrivals in sorted(steps["arrivals"].items()) if sum(arrivals.values()) >= LEAST]
     services = {of: _service(ends, of) for of in asked_for}
     busy = _busy(ends, {of: each.executors for of, each in services.items() if each is not None})
-    found = []
+    found: list[Past | Unknown] = []
     for of in asked_for:
-        arrivals = steps["arrivals"][of]
-        name = "/".join(filter(None, of)) or "model"
         service = services[of]
         if service is None:
-            raise HistoryError(f"{name}: no batch was measured in that time; name a longer one with --since")
-        quantile, target, longest = (0.99, slo, slo) if slo is not None else _slo(ends, of, name)
-        policy = replace(
-            assumptions.slo_policy(
-                target, largest_batch=service.largest_measured, objective=objective,
-                target_utilization=target_utilization,
-            ),
-            slo=SLO(latency=Latency(**{PERCENTILES[quantile]: Duration(target)})),
-        )  # fmt: skip
-        load = [Stretch(asked.step, count / asked.step) for _, count in sorted(arrivals.items())]
-        seconds, pods = asked.step * len(load), steps["pods"].get(of, {})
-        situation = Situation(
-            process=_process(steps, of),
-            # That more are computed at once was never seen.
-            service=replace(service, largest_in_flight=max(service.largest_in_flight, service.executors + 1)),
-            target=target,
-            budget=assumptions.budget(policy),
-            limits=policy.limits(),
-            rows=max(round(sum(steps["rows"].get(of, {}).values()) / sum(arrivals.values())), 1),
-        )
-        counted = Counted(
-            device_seconds=3600 * busy.get(of, 0.0) / seconds,
-            replicas=sum(pods.values()) / max(len(pods), 1),
-            most_replicas=round(max(pods.values(), default=0)),
-        )
-        beware = (
-            f"its pods have a p{quantile * 100:g} from {format_seconds(target)} to {format_seconds(longest)}: several "
-            f"workloads may have a model of this name. The forecast is for the shortest; narrow it by --select"
-        )
-        found.append(Past(name, situation, policy, load, counted, (beware,) if longest > target else ()))
+            found.append(Unknown(_name(of), "no batch was measured in that time; name a longer one with --since"))
+            continue
+        try:
+            targets = Targets(0.99, slo, slo) if slo is not None else _targets(ends, of)
+            policy = replace(
+                assumptions.slo_policy(
+                    targets.shortest, largest_batch=service.largest_measured, objective=objective,
+                    target_utilization=target_utilization,
+                ),
+                slo=SLO(latency=Latency(**{PERCENTILES[targets.quantile]: Duration(targets.shortest)})),
+            )  # fmt: skip
+        except HistoryError as error:
+            found.append(Unknown(_name(of), str(error)))
+            continue
+        except click.ClickException as error:
+            found.append(Unknown(_name(of), error.message))
+            continue
+        found.append(_past(of, asked.step, steps, service, policy, targets, busy.get(of, 0.0)))
     if not found:
         raise HistoryError(
             "Prometheus holds no requests of sidecars in that time: are they scraped (chart: podMonitor.enabled), and "
             "does --select fit?"
         )
     return found
+
+
+def _past(
+    of: tuple[str, ...],
+    step: float,
+    steps: Mapping[str, Mapping[tuple[str, ...], Mapping[float, float]]],
+    service: ServiceTime,
+    policy: BatchingPolicy,
+    targets: Targets,
+    busy: float,
+) -> Past:
+    """Put together one model's; ``busy``: device seconds that it had in all."""
+    arrivals, pods = steps["arrivals"][of], steps["pods"].get(of, {})
+    load = [Stretch(step, count / step) for _, count in sorted(arrivals.items())]
+    situation = Situation(
+        process=_process(steps, of),
+        # That more are computed at once was never seen.
+        service=replace(service, largest_in_flight=max(service.largest_in_flight, service.executors + 1)),
+        target=targets.shortest,
+        budget=assumptions.budget(policy),
+        limits=policy.limits(),
+        rows=max(round(sum(steps["rows"].get(of, {}).values()) / sum(arrivals.values())), 1),
+    )
+    counted = Counted(
+        device_seconds=3600 * busy / (step * len(load)),
+        replicas=sum(pods.values()) / max(len(pods), 1),
+        most_replicas=round(max(pods.values(), default=0)),
+    )
+    return Past(_name(of), situation, policy, load, counted, targets.beware)
+
+
+def _name(of: tuple[str, ...]) -> str:
+    """Write ``shop/Deployment/resnet/m``, or ``shop/m`` without a target."""
+    return "/".join(filter(None, of)) or "model"
 
 
 def _by(series: Sequence[Series], labels: tuple[str, ...]) -> dict[tuple[str, ...], dict[float, float]]:
@@ -190,30 +222,29 @@ def _busy(
     A pod's is the wall time with a batch in flight. Where executors compute several at once, it is what the batches
     took, shared by these, if that is less: a device that computes four at once is a quarter busy with one.
     """
-    pods: dict[tuple[str, str], dict[str, float]] = {}
-    for (namespace, pod, model), seconds in _end(ends["work"], POD).items():
-        pods.setdefault((namespace, pod), {})[model] = seconds / executors.get((namespace, model), 1)
+    pods: dict[tuple[str, str], dict[tuple[str, ...], float]] = {}
+    for (*of, pod), seconds in _end(ends["work"], POD).items():
+        pods.setdefault((of[0], pod), {})[tuple(of)] = seconds / executors.get(tuple(of), 1)
     found: dict[tuple[str, ...], float] = {}
     for (namespace, pod), wall in _end(ends["busy"], ("namespace", "pod")).items():
         works = pods.get((namespace, pod), {})
         total = sum(works.values())
         # With one executor batches take no less than the wall time. First batches of a size are only counted in that.
-        several = any(executors.get((namespace, model), 1) > 1 for model in works)
+        several = any(executors.get(of, 1) > 1 for of in works)
         busy = min(wall, total) if several else wall
-        for model, work in works.items():
+        for each, work in works.items():
             if total:
-                key = namespace, model
-                found[key] = found.get(key, 0.0) + busy * work / total
+                found[each] = found.get(each, 0.0) + busy * work / total
     return found
 
 
-def _service(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...]) -> Any:  # noqa: ANN401 - a ServiceTime or None
+def _service(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...]) -> ServiceTime | None:
     """Learn batch latency from the counts of the whole time, as a tuner does that begins with them."""
     batches, busy, squared = (_end(ends[metric], CELL) for metric in CELLS)
     samples = []
     for own, count in batches.items():
-        if own[:2] == of and count > 0:
-            bucket, rows, in_flight, executors = (int(float(text)) for text in own[2:])
+        if own[: len(WORKLOAD)] == of and count > 0:
+            bucket, rows, in_flight, executors = (int(float(text)) for text in own[len(WORKLOAD) :])
             sums = busy.get(own, 0.0), squared.get(own, 0.0)
             samples.append(Sample(bucket, rows, in_flight, executors, count, *sums))
     learner = LatencyLearner()
@@ -221,17 +252,40 @@ def _service(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...]) -> Any: 
     return learner.estimate()
 
 
-def _slo(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...], name: str) -> tuple[float, float, float]:
-    """Return the highest percentile in force in a model's pods, and its seconds: the shortest and the longest."""
-    pods = {own[1] for own in _end(ends["work"], POD) if (own[0], own[2]) == of}
+class Targets(NamedTuple):
+    """The highest percentile in force in a model's pods, and its seconds: the shortest and the longest."""
+
+    quantile: float
+    shortest: float
+    longest: float
+
+    @property
+    def beware(self) -> tuple[str, ...]:
+        """Name targets that differ."""
+        if self.longest <= self.shortest:
+            return ()
+        shortest, longest = format_seconds(self.shortest), format_seconds(self.longest)
+        note = (
+            f"its pods have a p{self.quantile * 100:g} from {shortest} to {longest}: several workloads may have a "
+            "model of this name. The forecast is for the shortest; narrow it by --select"
+        )
+        return (note,)
+
+
+def _targets(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...]) -> Targets:
+    """Return what a model's pods promise.
+
+    Raises ``HistoryError``.
+    """
+    pods = {own[-1] for own in _end(ends["work"], POD) if own[:-1] == of}
     targets: dict[float, list[float]] = {}
     for (namespace, pod, q), seconds in _end(ends["slo"], ("namespace", "pod", "quantile")).items():
         if namespace == of[0] and pod in pods and float(q) in PERCENTILES:
             targets.setdefault(float(q), []).append(seconds)
     if not targets:
-        raise HistoryError(f"{name}: Prometheus has no carpool_slo_target_seconds of it; name the p99 with --slo-p99")
+        raise HistoryError("Prometheus has no carpool_slo_target_seconds of it; name the p99 with --slo-p99")
     highest = max(targets)
-    return highest, min(targets[highest]), max(targets[highest])
+    return Targets(highest, min(targets[highest]), max(targets[highest]))
 
 
 def _process(steps: Mapping[str, Mapping[tuple[str, ...], Mapping[float, float]]], of: tuple[str, ...]) -> Any:  # noqa: ANN401 - a process

@@ -179,8 +179,7 @@ def combine(parts: list[ModelStats]) -> ModelStats:
             setattr(total, name, getattr(total, name) + getattr(part, name))
         for reason, count in part.misses.items():
             total.misses[reason] = total.misses.get(reason, 0) + count
-        for index, count in enumerate(part.durations):
-            total.durations[index] += count
+        total.durations = [a + b for a, b in zip_longest(total.durations, part.durations, fillvalue=0)]
         total.request_rows = [a + b for a, b in zip_longest(total.request_rows, part.request_rows, fillvalue=0)]
         for each in part.cells:
             cell = cells.setdefault(each[:4], [0, 0.0, 0.0])

@@ -60,8 +60,9 @@ class Lane(Struct, frozen=True, rename="camel", kw_only=True):
     capacity_lower: float | None = None
     """The same at the upper confidence of batch latency."""
     capacity_zero_wait: float | None = None
-    """The same if no request ever waited for others; ``capacity_alone``: without batching."""
+    """The same if no request ever waited for others; ``capacity_alone``: without batching; by the policy's baseline."""
     capacity_alone: float | None = None
+    capacity_by_hand: float | None = None
     replaced: int = 0
     """How often the model was found to be another one, or its server restarted: what was measured before is void."""
     arrivals: list[tuple[float, int]] = field(default_factory=list)

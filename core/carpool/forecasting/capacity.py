@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 EXACT = 0.01
 """Relative width of the interval that the capacity is known to lie in."""
 
-SIZES, SLOWER = 2, 2
-"""Batch sizes compared: those with the most rows per second, if two batches fit into the SLO, and the
-next larger ones."""
+SIZES = 2
+"""Batch sizes compared: those with most rows per second, of which two batches fit into the SLO; all larger ones."""
 
 SAMPLES = 4
 """Samples of arrivals that misses near the SLO's are judged by, at most."""
@@ -54,6 +53,8 @@ class Capacity(Struct, frozen=True, rename="camel"):
     """The highest rate with batches for which no request waits: what batching gives without any tuning of the wait."""
     alone: float = 0.0
     """The highest rate without batching."""
+    by_hand: float = 0.0
+    """The highest rate by a setting that somebody chose; 0: nobody did."""
 
 
 def replicas(load: float, full: float = FULL) -> int:
@@ -61,8 +62,8 @@ def replicas(load: float, full: float = FULL) -> int:
     return max(math.ceil(load / full - 1e-9), 0)
 
 
-def capacity(situation: Situation, settings: Sequence[Parameters]) -> Capacity:
-    """Search the setting, of some, that serves most; whatever the present rate is.
+def capacity(situation: Situation, settings: Sequence[Parameters], by_hand: Parameters | None = None) -> Capacity:
+    """Search the setting, of some, that serves most; whatever the present rate is. ``by_hand`` is only reported.
 
     The first one is searched by bisection. Each further one is played once, at the best rate so far, and searched only
     if it meets the SLO there: some 20 forecasts in all, 30 with several batches in flight.
@@ -78,7 +79,8 @@ def capacity(situation: Situation, settings: Sequence[Parameters]) -> Capacity:
     single = replace(best, max_batch=rows, max_wait=Duration(situation.limits.min_wait))
     alone = _highest(forecaster, single, 0.0, min(1.0, service.capacity(rows, best.max_in_flight) / rows / most))
     lower = found if _holds(forecaster, best, found, upper=True) else _highest(forecaster, best, 0.0, found, upper=True)
-    return Capacity(found * most, lower * most, best, without * most, alone * most)
+    hand = 0.0 if by_hand is None else found if by_hand == best else _highest(forecaster, by_hand, 0.0, 1.0)
+    return Capacity(found * most, lower * most, best, without * most, alone * most, hand * most)
 
 
 def _search(forecaster: Forecaster, settings: Iterable[Parameters]) -> tuple[Parameters, float]:
@@ -103,7 +105,7 @@ def candidates(situation: Situation, sizes: Collection[int], flights: int) -> li
     able = [size for size in sizes if 2 * situation.service.time(size) <= situation.target] or [min(sizes)]
     best = sorted(able, key=lambda size: -situation.service.capacity(size, flights))[:SIZES]
     slower = sorted(size for size in sizes if size > max(able) and situation.service.time(size) <= situation.target)
-    return [Parameters(size, Duration(wait), flights) for size in (*best, *slower[:SLOWER]) for wait in waits]
+    return [Parameters(size, Duration(wait), flights) for size in (*best, *slower) for wait in waits]
 
 
 def _highest(forecaster: Forecaster, setting: Parameters, low: float, high: float, *, upper: bool = False) -> float:

@@ -74,12 +74,8 @@ class ServiceTime(Struct, frozen=True):
         """Take times by rows as they are: a profile, measured with care, or a model's known curve."""
         sizes = tuple(sorted(seconds))
         means = tuple(seconds[size] for size in sizes)
-        return replace(
-            cls._through(sizes, means, means, means),
-            noise=noise,
-            executors=executors,
-            largest_in_flight=executors,
-        )
+        curve = cls._through(sizes, means, means, means)
+        return replace(curve, noise=noise, executors=executors, largest_in_flight=executors)
 
     @classmethod
     def _through(

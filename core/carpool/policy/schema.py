@@ -22,9 +22,7 @@ def alternatives(kind: Any, path: str) -> list[str]:  # noqa: ANN401 - any type 
         return [field.encode_name for field in node.fields]
     if isinstance(node, types.EnumType):
         return [str(each.value) for each in node.cls]
-    if isinstance(node, types.LiteralType):
-        return [str(each) for each in node.values]
-    return []
+    return [str(each) for each in node.values] if isinstance(node, types.LiteralType) else []
 
 
 def _inside(node: types.Type, name: str | None) -> types.Type:
@@ -32,9 +30,7 @@ def _inside(node: types.Type, name: str | None) -> types.Type:
         return next(field.type for field in node.fields if field.encode_name == name)
     if isinstance(node, types.DictType):
         return node.value_type
-    if isinstance(node, types.ListType | types.VarTupleType):
-        return node.item_type
-    return types.AnyType()
+    return node.item_type if isinstance(node, types.ListType | types.VarTupleType) else types.AnyType()
 
 
 def _bare(node: types.Type) -> types.Type:

@@ -54,14 +54,19 @@ def productive_sizes(service: ServiceTime, limits: Limits, *, also: int) -> list
 def to_measure(service: ServiceTime, limits: Limits, target: float) -> int | None:
     """Return the rows of the next batch of copies that shows the capacity; ``None``: enough is known.
 
-    At low load no batch is as large as those of a full replica. Up to twice the largest known at a time, then what is
-    between; of at most ``TAKES`` of ``target`` (seconds), since requests that come meanwhile wait for it, and surely
-    within it.
+    At low load no batch is as large as those of a full replica. The least known size comes first: its latency lies
+    between those of the next smaller and larger ones measured. Up to twice the largest known; of at most ``TAKES`` of
+    ``target`` (seconds), since requests that come meanwhile wait for it, and surely within it.
     """
     known = service.measured_sizes(SHOWN if service.noise < NOISY else SHOWN_NOISY)
-    sizes = reversed(productive_sizes(service, limits, also=1))
+    sizes = [size for size in productive_sizes(service, limits, also=1) if size not in known]
+
+    def doubt(size: int) -> tuple[float, int]:
+        index = bisect_left(known, size)
+        return service.upper([*known, size][index]) / service.time([1, *known][index]), size
+
     able = (size for size in sizes if service.time(size) <= TAKES * target and service.upper(size) <= target)
-    return next((size for size in able if size not in known), None)
+    return max(able, key=doubt, default=None)
 
 
 def known_flights(service: ServiceTime, limits: Limits, times: int = 1) -> int:
@@ -102,8 +107,7 @@ class Grid:
 
     def held(self, size: int) -> list[Assessment]:
         """Assess a size with all waits."""
-        found = [self.at(size, wait) for wait in range(len(self._waits))]
-        return [one for one in found if one.parameters not in self._avoid]
+        return [one for wait, _ in enumerate(self._waits) if (one := self.at(size, wait)).parameters not in self._avoid]
 
     def with_headroom(self) -> list[Assessment]:
         """Assess of each size the longest wait that meets the SLO now and at 1.25 times the load.

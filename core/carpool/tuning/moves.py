@@ -119,9 +119,7 @@ def is_gain(aim: Aim, choice: Choice, current: Assessment) -> bool:
     target = choice.target
     if current.parameters.pass_through != target.parameters.pass_through:
         return True
-    if choice.is_fast:
-        return is_faster(aim, target, current)
-    return is_worth(target, current)
+    return is_faster(aim, target, current) if choice.is_fast else is_worth(target, current)
 
 
 def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:

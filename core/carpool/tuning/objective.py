@@ -230,8 +230,7 @@ def passing(parameters: Parameters, service: ServiceTime, limits: Limits) -> Par
 
 def _passing(forecaster: Forecaster, parameters: Parameters) -> Assessment:
     situation = forecaster.situation
-    through = passing(parameters, situation.service, situation.limits)
-    return forecaster.assess(through)
+    return forecaster.assess(passing(parameters, situation.service, situation.limits))
 
 
 def _pass_or_batch(forecaster: Forecaster, efficient: Assessment, current: Parameters) -> Assessment:

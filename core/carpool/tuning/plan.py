@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from carpool.exchange.decision import Forecasted
 from carpool.forecasting.capacity import Capacity, candidates, capacity
@@ -159,8 +159,7 @@ class Plan:
         is_sure = guards.margin.factor == 1
         # While the device has room, another size has nothing to save that anybody needs.
         if not choice.is_fast and (is_sure or not choice.efficient.holds_now):
-            current = forecaster.assess(parameters)
-            exploration.look(forecaster, choice.efficient, current, moving=moving, now=now)
+            exploration.look(forecaster, choice.efficient, forecaster.assess(parameters), moving=moving, now=now)
 
     def _situation(self, belief: Belief, guards: Guards) -> Situation | None:
         requirements = self._requirements
@@ -245,11 +244,12 @@ class Plan:
             measured = min(max(situation.service.largest_measured, productive[0]), productive[-1])
             sizes = [*(size for size in productive if size < measured), measured]
             settings = candidates(situation, sizes, known_flights(situation.service, situation.limits))
+        by_hand = self._requirements.by_hand(max(situation.service.largest_measured, situation.rows))
         asked = situation, settings
         if self._capacity is None or self._capacity[0] != asked:
-            found = capacity(situation, settings)
+            found = capacity(situation, settings, by_hand)
             # Of a shared device, the part that is there for this sidecar.
-            rates = {name: self.aim.share * getattr(found, name) for name in ("rate", "lower", "zero_wait", "alone")}
+            rates = {name: self.aim.share * each for name, each in asdict(found).items() if name != "parameters"}
             self._capacity = asked, replace(found, **rates)
         return self._capacity[1]
 

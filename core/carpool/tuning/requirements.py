@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from carpool.policy.parameters import Limits
+from carpool.policy.parameters import Limits, Parameters
 from carpool.policy.spec import BatchingPolicy, PassThroughMode, TuningMode
 
 if TYPE_CHECKING:
-    from carpool.policy.parameters import Parameters
     from carpool.policy.spec import Model
 
 
@@ -45,6 +45,11 @@ class Requirements(Struct, frozen=True):
     def clamp(self, parameters: Parameters) -> Parameters:
         """Return the nearest parameters within the limits; where nothing is to be changed, those that are in force."""
         return parameters if self.held else self.limits.clamp(parameters)
+
+    def by_hand(self, largest: int) -> Parameters | None:
+        """Return the baseline that somebody wrote down, with batches up to ``largest``; ``None``: nobody did."""
+        known = replace(self.policy.baseline, max_batch=min(self.policy.baseline.max_batch, largest))
+        return self.limits.clamp(known) if self.policy.baseline != Parameters() else None
 
     @property
     def recommends(self) -> bool:

@@ -198,6 +198,9 @@ class CapacityStatus(Said, frozen=True):
     """The same without batching."""
     serving: int
     """Pods that serve; one that starts is not counted."""
+    replicas_by_hand: int | None = None
+    """Replicas that this load would need by the policy's `baseline`; left out where none is written, or where it meets
+    the SLO at no load."""
     target_load: float | None = None
     """Load up to which a replica is planned: the target of the autoscaler that follows it; left out, it is 0.9."""
     requests_per_second: float | None = None

@@ -44,6 +44,8 @@ def told(policy: BatchingPolicy) -> BatchingPolicy:
         bounds=policy.bounds,
         tuning=Tuning(mode=policy.tuning.mode),
         pass_through=policy.pass_through,
+        # What it carries is reported beside the best. What holds is in the document's parameters.
+        baseline=policy.baseline,
         admission=policy.admission,
     )
 

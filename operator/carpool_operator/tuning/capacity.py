@@ -40,6 +40,9 @@ LEAST, SELDOM = 10.0, 60.0
 """Seconds between two such changes, upwards and downwards."""
 
 
+WAYS = 4
+"""Of the capacities of a pod, those that every sidecar reports."""
+
 STREAMS = "<token streams>"
 """In place of a model's name: all token streams of a pod. No model is called so."""
 
@@ -54,6 +57,8 @@ class Fullness(Struct, frozen=True):
     """In capacities of one that lets no request wait for others."""
     load_alone: float
     """In capacities of one that batches nothing."""
+    load_by_hand: float | None
+    """In capacities of one that keeps to the policy's baseline; ``None``: none is written, or not all pods know."""
     full: float
     """Load at which a replica is taken for full."""
     serving: int
@@ -73,6 +78,7 @@ class Needed(NamedTuple):
     """At the upper confidence of batch latency."""
     zero_wait: int
     unbatched: int
+    by_hand: int | None
 
 
 class _Counted(Struct, frozen=True):
@@ -135,7 +141,7 @@ class TargetLoad:
             if streams is not None and (streams.gated or streams.capacity):
                 arrivals[STREAMS] = streams.arrivals
             if streams is not None and streams.capacity:
-                each = Rates(*[streams.capacity] * len(Rates._fields))
+                each = Rates(*[streams.capacity] * WAYS)
                 pod.capacities = {**sample.capacities, STREAMS: each}
             pod.counted.append(_Counted(sample.seconds, sample.device_busy, tuple(arrivals.items())))
             while len(pod.counted) > 1 and pod.seconds - pod.counted[0].seconds >= SPAN:
@@ -145,12 +151,17 @@ class TargetLoad:
         self.now = self._fullness(full)
         if not self._needed and self._said is not None:
             said = self._said
-            before = Needed(said.replicas, said.replicas_upper, said.replicas_zero_wait, said.replicas_unbatched)
+            before = Needed(
+                said.replicas, said.replicas_upper, said.replicas_zero_wait, said.replicas_unbatched,
+                said.replicas_by_hand,
+            )  # fmt: skip
             self._needed.append((now, before))
         if self.now is not None and samples:
             found = self.now
             loads = found.load, found.load_upper, found.load_zero_wait, found.load_alone
-            self._needed.append((now, Needed(*(replicas(load, full) for load in loads))))
+            best, upper, zero_wait, unbatched = (replicas(load, full) for load in loads)
+            hand = None if found.load_by_hand is None else replicas(found.load_by_hand, full)
+            self._needed.append((now, Needed(best, upper, zero_wait, unbatched, hand)))
         while self._needed and now - self._needed[0][0] > WINDOW:
             self._needed.popleft()
 
@@ -162,7 +173,8 @@ class TargetLoad:
                 known.setdefault(name, []).append(rates)
         if not known:
             return None
-        loads = [0.0] * len(Rates._fields)
+        loads = [0.0] * WAYS
+        by_hand = 0.0 if any(each.by_hand is not None for some in known.values() for each in some) else None
         rate = busy = 0.0
         for pod in pods:
             busy += sum(each.busy for each in pod.counted) / pod.seconds
@@ -175,12 +187,15 @@ class TargetLoad:
                 if not capacities:
                     return None
                 rate += come
-                for index, each in enumerate(zip(*capacities, strict=True)):
+                *ways, hands = zip(*capacities, strict=True)
+                for index, each in enumerate(ways):
                     loads[index] += come * len(each) / sum(each)
+                by_hand = None if by_hand is None or None in hands else by_hand + come * len(hands) / sum(hands)
         load, upper, zero_wait, alone = loads
         tokens = [pod.tokens for pod in pods if pod.tokens]
         mean = sum(tokens) / len(tokens) if tokens else None
-        return Fullness(load, upper, zero_wait, alone, full, len(pods), min(busy / len(pods), 1.0), rate, mean)
+        busy = min(busy / len(pods), 1.0)
+        return Fullness(load, upper, zero_wait, alone, by_hand, full, len(pods), busy, rate, mean)
 
     def status(self, now: float, target: str, lowest: float | None) -> CapacityStatus | None:
         """Return what a status says of ``target``; ``lowest``: utilization within the SLO, by forecast, if known.
@@ -191,7 +206,10 @@ class TargetLoad:
             return self._said
         found = self.now
         # All over the same time: after a peak, zero wait would look better by a load that is gone.
-        most = Needed(*map(max, zip(*(each for _, each in self._needed), strict=True)))
+        *ways, hands = zip(*(each for _, each in self._needed), strict=True)
+        by_hand = max((each for each in hands if each is not None), default=None)
+        best, upper, zero_wait, unbatched = map(max, ways)
+        most = Needed(best, upper, zero_wait, unbatched, by_hand)
         needed = CapacityStatus(
             target=target,
             load=_figure(found.load),
@@ -200,6 +218,7 @@ class TargetLoad:
             replicas_upper=most.upper,
             replicas_zero_wait=most.zero_wait,
             replicas_unbatched=most.unbatched,
+            replicas_by_hand=None if found.load_by_hand is None else most.by_hand,
             target_load=None if found.full == FULL else _figure(found.full),
             serving=found.serving,
             requests_per_second=_figure(found.rate / found.load) if found.load else None,
@@ -209,9 +228,9 @@ class TargetLoad:
         )
         said, ago = self._said, now - self._said_at
         if said is not None:
-            alike = (said.replicas, said.replicas_upper, said.target_load, said.serving) == (
-                needed.replicas, needed.replicas_upper, needed.target_load, needed.serving,
-            )  # fmt: skip
+            alike = (said.replicas_by_hand is None) == (needed.replicas_by_hand is None) and (
+                said.replicas, said.replicas_upper, said.target_load, said.serving,
+            ) == (needed.replicas, needed.replicas_upper, needed.target_load, needed.serving)  # fmt: skip
             change = needed.load - said.load
             moved = abs(change) > max(MOVED * said.load, MOVED_REPLICAS)
             if alike and not (moved and ago >= (LEAST if change > 0 else SELDOM)):

@@ -59,6 +59,8 @@ class Rates(NamedTuple):
     """If no request waits for others."""
     alone: float
     """Without batching."""
+    by_hand: float | None = None
+    """By the policy's baseline; ``None``: nobody wrote one, or the pod does not know."""
 
 
 class Sample(NamedTuple):
@@ -339,7 +341,9 @@ def _capacities(report: Report) -> dict[str, Rates]:
         best = lane.capacity
         if best is not None and isfinite(best) and best > 0:
             others = (lane.capacity_lower, lane.capacity_zero_wait, lane.capacity_alone)
-            found[name] = Rates(best, *(min(each, best) if each and each > 0 else best for each in others))
+            hand = lane.capacity_by_hand
+            lower, zero_wait, alone = (min(each, best) if each and each > 0 else best for each in others)
+            found[name] = Rates(best, lower, zero_wait, alone, min(hand, best) if hand and hand > 0 else None)
     return found
 
 

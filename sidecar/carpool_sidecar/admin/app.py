@@ -287,6 +287,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 capacity_lower=loads[state.name].capacity_lower,
                 capacity_zero_wait=loads[state.name].capacity_zero_wait,
                 capacity_alone=loads[state.name].capacity_alone,
+                capacity_by_hand=loads[state.name].capacity_by_hand,
                 replaced=sidecar.control.replaced(state.name),
                 arrivals=list(state.counters.recent)[-arrivals:] if arrivals else [],
             )

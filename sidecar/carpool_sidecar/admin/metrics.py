@@ -166,6 +166,12 @@ METRICS = (
     ),
     Metric("capacity_unbatched_requests_per_second", "gauge", ("model",), "The same without batching"),
     Metric(
+        "capacity_by_hand_requests_per_second",
+        "gauge",
+        ("model",),
+        "The same by the baseline of the policy, where one is written",
+    ),
+    Metric(
         "load_ratio",
         "gauge",
         (),
@@ -306,6 +312,7 @@ class Collector:
                 ("capacity_lower_requests_per_second", load.capacity_lower),
                 ("capacity_zero_wait_requests_per_second", load.capacity_zero_wait),
                 ("capacity_unbatched_requests_per_second", load.capacity_alone),
+                ("capacity_by_hand_requests_per_second", load.capacity_by_hand),
             ):
                 if value is not None:
                     put(name, value, model)

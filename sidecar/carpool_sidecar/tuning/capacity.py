@@ -46,6 +46,8 @@ class ModelLoad(Struct, frozen=True, rename="camel", kw_only=True):
     """The same if no request ever waited for others."""
     capacity_alone: float | None = None
     """The same without batching."""
+    capacity_by_hand: float | None = None
+    """The same by the policy's baseline; ``None`` as well where nobody wrote one."""
     load: float | None = None
     """Rate over capacity."""
 
@@ -131,6 +133,7 @@ class LoadWatch:
                     capacity_lower=capacity.lower,
                     capacity_zero_wait=capacity.zero_wait,
                     capacity_alone=capacity.alone,
+                    capacity_by_hand=capacity.by_hand or None,
                     load=rate / capacity.rate if capacity.rate else inf,
                 )
         # Wall time with a batch in flight; where the server computes several at once, their share of its time.

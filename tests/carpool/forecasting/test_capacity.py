@@ -73,6 +73,15 @@ def test_what_zero_wait_and_no_batching_carry_is_told_beside_it(service):
     assert (result.rate > 4 * result.alone) == (service is CURVE)
 
 
+def test_what_a_setting_by_hand_carries_is_reported_and_never_chosen():
+    of, hand = situation(100.0), parameters(8)
+    sizes = productive_sizes(of.service, of.limits, also=1)
+    result = capacity(of, candidates(of, sizes, 1), hand)
+    assert carried(of, hand, 0.95 * result.by_hand) <= 0.01 < carried(of, hand, 1.05 * result.by_hand)
+    assert replace(result, by_hand=0.0) == found(of)
+    assert capacity(of, [hand], hand).by_hand == capacity(of, [hand]).rate
+
+
 def test_it_does_not_depend_on_the_present_rate():
     assert found(situation(1.0)) == found(situation(900.0))
 

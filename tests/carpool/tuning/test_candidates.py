@@ -158,6 +158,17 @@ def test_the_largest_is_measured_first_and_at_most_twice_the_largest_known():
     assert sorted(found) == [6, 8, 12, 16, 24, 32, 48, 64]
 
 
+def test_what_lies_between_comes_first_where_a_step_may_be():
+    """48 rows take twice as long as 24 in tiles of 32, so 32 may take as little as 24. 64 take hardly more than 48."""
+    tiles = {rows: 0.004 + 0.024 * -(-rows // 32) for rows in range(1, 129)}
+    service = replace(ServiceTime.measured({rows: tiles[rows] for rows in (1, 2, 4, 8, 16, 24)}), largest_in_flight=2)
+    assert to_measure(service, LIMITS, 1.0) == 48
+    stepped = replace(
+        ServiceTime.measured({rows: tiles[rows] for rows in (1, 2, 4, 8, 16, 24, 48)}), largest_in_flight=2
+    )
+    assert to_measure(stepped, LIMITS, 1.0) == 32
+
+
 def test_a_batch_that_takes_too_much_of_the_slo_is_not_measured():
     service = measured(1, 2, 3, 4)
     target = max(service.time(6) / TAKES, service.upper(6))

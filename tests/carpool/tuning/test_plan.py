@@ -61,6 +61,20 @@ def test_of_held_parameters_it_is_theirs_and_the_best_where_somebody_else_turns_
     assert best.rate >= 0.99 * held.rate
 
 
+def test_a_baseline_that_is_written_is_what_was_set_by_hand():
+    assert served(for_p99(0.05), 300.0, 10.0)[0].plan.capacity(Parameters()).by_hand == 0, "nobody wrote one"
+    policy = replace(for_p99(0.05, Objective.EFFICIENCY), baseline=Parameters(max_batch=4))
+    whole, _ = served(policy, 600.0)
+    half, _ = served(replace(policy, device_share_percent=50), 600.0)
+    found, part = whole.plan.capacity(whole.parameters), half.plan.capacity(half.parameters)
+    assert found.alone < found.by_hand < found.zero_wait
+    assert found.by_hand == pytest.approx(4 / TIMES[4], rel=0.1)
+    assert part.by_hand == pytest.approx(found.by_hand / 2, rel=0.05)
+    # No more of it is promised than was measured.
+    large, _ = served(replace(for_p99(0.05), baseline=Parameters(max_batch=128)), 40.0, 10.0)
+    assert large.plan.capacity(large.parameters).by_hand < 0.8 * TRUTH
+
+
 def test_a_device_that_others_share_serves_its_part():
     whole, _ = served(for_p99(0.05), 300.0, 10.0)
     half, _ = served(replace(for_p99(0.05), device_share_percent=50), 300.0, 10.0)

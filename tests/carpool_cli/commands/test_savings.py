@@ -186,9 +186,22 @@ def test_a_model_of_the_past_whose_slo_cant_be_met_hides_no_other_and_is_named(c
         counted = Counted(device_seconds=100.0, replicas=1.0, most_replicas=1)
         return history.Past(name, situation_of(found), found.policy, [Stretch(3600.0, 100.0)], counted)
 
+    unknown = history.Unknown("shop/new", "no batch was measured in that time")
+    found = [past("shop/tight", 0.004), unknown, past("shop/good", 0.05)]
     monkeypatch.setattr(prometheus, "ask", lambda *_: ({}, {}))
-    monkeypatch.setattr(history, "pasts", lambda *_, **__: [past("shop/tight", 0.004), past("shop/good", 0.05)])
-    shown = carpool("savings", "--prometheus", "http://p:9090")
+    monkeypatch.setattr(history, "pasts", lambda *_, **__: found)
+    asked = ("savings", "--prometheus", "http://p:9090")
+    shown = carpool(*asked)
     assert shown.exit_code == 0, shown.output
     assert "shop/good; 100.0 requests/s" in shown.output
-    assert "left out: shop/tight: no rate meets an SLO of 4ms" in shown.output
+    assert "\nleft out: shop/tight: no rate meets an SLO of 4ms" in shown.output
+    assert "\nleft out: shop/new: no batch was measured" in shown.output
+    document = json.loads(carpool(*asked, "--json").output)
+    assert [one["name"] for one in document["workloads"]] == ["shop/good"]
+    assert [each.split(":")[0] for each in document["leftOut"]] == ["shop/tight", "shop/new"]
+    found.remove(unknown)
+    found[-1] = unknown
+    nothing = carpool(*asked)
+    assert nothing.exit_code == 1
+    assert "shop/tight: no rate meets" in nothing.output
+    assert "shop/new: no batch was measured" in nothing.output

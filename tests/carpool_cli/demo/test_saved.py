@@ -13,16 +13,20 @@ from carpool.policy.spec import for_p99
 from carpool.simulation.simulator import Device, Simulation, table
 from carpool_cli.demo.observed import Choice, Count
 from carpool_cli.demo.saved import compare, compared
+from carpool_cli.live import running
 from carpool_cli.live.running import Running
 
 CURVE = replace(ServiceTime.measured({1: 0.0055, 16: 0.013}), largest_in_flight=2)
 ZERO = Parameters(max_batch=16)
 
 
-@pytest.mark.parametrize("rate", [60.0, 150.0, 600.0])
-def test_the_forecast_of_what_is_in_force_is_what_the_device_counted(rate):
-    policy, counts, seconds = for_p99(0.05), [], 90.0
-    times = list(until(Poisson(rate), seconds, Random(7)))
+SECONDS = 90.0
+
+
+def served(rate):
+    """A model behind a sidecar after ``SECONDS`` of a load, and what its device had counted every half second."""
+    policy, counts = for_p99(0.05), []
+    times = list(until(Poisson(rate), SECONDS, Random(7)))
     simulation = Simulation(
         times, Device(times=table(CURVE.table(64))), slo=0.05, parameters=ZERO, estimate=CURVE.believed(16)
     )
@@ -45,12 +49,30 @@ def test_the_forecast_of_what_is_in_force_is_what_the_device_counted(rate):
         stalls=Stalls(0, 0.0),
         decision=None,
         notes=[],
-        since_last=seconds - times[-1],
+        since_last=SECONDS - times[-1],
     )
-    within = [each for each in counts if 30.0 <= each.at <= seconds]
+    return found, counts
+
+
+@pytest.mark.parametrize("rate", [60.0, 150.0, 600.0])
+def test_the_forecast_of_what_is_in_force_is_what_the_device_counted(rate):
+    found, counts = served(rate)
+    within = [each for each in counts if 30.0 <= each.at <= SECONDS]
     assert compared(found, within).error == pytest.approx(0.0, abs=0.02)
     earlier = [each for each in counts if 20.0 <= each.at <= 70.0]
-    assert compared(found, earlier, seconds - 70.0).error == pytest.approx(0.0, abs=0.025)
+    assert compared(found, earlier, SECONDS - 70.0).error == pytest.approx(0.0, abs=0.025)
+
+
+def test_what_the_sidecar_counted_has_the_way_to_the_device_in_it(monkeypatch):
+    """The device computes for 95 % of what its batches take the sidecar; the forecast is made from the latter."""
+    found, counts = served(150.0)
+    monkeypatch.setattr(running, "read", lambda *_: found)
+    choices = [Choice(each.at, ZERO, each.busy) for each in counts]
+    computed = [each._replace(busy=each.busy / 1.05) for each in counts]
+    both = compare("127.0.0.1:9090", "m", computed, choices, [30.0, 90.0])
+    assert both.seen == pytest.approx(1.05 * both.counted)
+    assert both.error_of_seen == pytest.approx(0.0, abs=0.02)
+    assert both.error == pytest.approx(0.05, abs=0.02)
 
 
 def test_nothing_is_compared_where_no_setting_lasted():

@@ -22,6 +22,28 @@ def test_replicas_by_each_way_and_what_zero_wait_does_not_give(kubectl):
     ]  # fmt: skip
 
 
+def test_what_the_policys_baseline_needs_is_a_column_of_its_own(kubectl):
+    other = {**FULL, "target": "Deployment/bert", "replicasByHand": 8}
+    kubectl.holds(kubectl.policy(capacity=[{**FULL, "replicasByHand": 5}, other]))
+    head, line, _, total, *_ = kubectl.run("savings", "--gpu-hour", "2").output.splitlines()
+    assert head.index("ZERO WAIT") < head.index("BY HAND") < head.index("CARPOOL")
+    at = head.index("BY HAND")
+    assert line[at:].startswith("5 (7,300.00)")
+    assert total[at:].startswith("13 (18,980.00)")
+    rows = json.loads(kubectl.run("savings", "--gpu-hour", "2", "-o", "json").output)
+    assert [(row["byHand"], row["money"]["byHand"]) for row in rows] == [(5, 7300.0), (8, 11680.0)]
+
+
+def test_no_sum_by_hand_where_one_of_them_has_no_baseline(kubectl):
+    other = {**FULL, "target": "Deployment/bert", "replicasByHand": 8}
+    kubectl.holds(kubectl.policy(capacity=[FULL, other]))
+    head, line, second, total, *_ = kubectl.run("savings").output.splitlines()
+    at = head.index("BY HAND")
+    assert [each[at:].split("  ")[0] for each in (line, second, total)] == ["", "8", ""]
+    kubectl.holds(kubectl.policy(capacity=[FULL]))
+    assert "BY HAND" not in kubectl.run("savings").output
+
+
 def test_several_are_summed_up_and_given_as_data(kubectl):
     spare = {
         **FULL,

@@ -18,7 +18,7 @@ from carpool.policy.parameters import Parameters
 from carpool.simulation.simulator import Device, Simulation, linear, table
 from carpool_cli.live import prometheus
 from carpool_cli.planning import history, replica
-from carpool_cli.planning.history import HistoryError, Series, pasts, questions
+from carpool_cli.planning.history import HistoryError, Series, Unknown, pasts, questions
 from carpool_cli.planning.money import Price
 from carpool_cli.planning.savings import COUNTED, ZERO_WAIT, savings
 
@@ -59,11 +59,11 @@ def slo_of(pod, seconds, quantile=0.99):
     return Series({"namespace": "shop", "pod": pod, "quantile": str(quantile)}, value=(1000, str(seconds)))
 
 
-def answered(seen, asked, pods=1):
-    """What a server that scraped so says to the questions, at 1000 s."""
+def answered(seen, asked, pods=1, target=None):
+    """What a server that scraped so says to the questions, at 1000 s; ``target``: a label, where one is set."""
     at = {0.0: {}, **{now: counters(stats) for now, stats in seen}}
     steps = [round(asked.step * number, 3) for number in range(round(SINCE / asked.step) + 1)]
-    own = {"namespace": "shop", "model": "m"}
+    own = {"namespace": "shop", "model": "m", **({} if target is None else {"target": target})}
 
     def grown(key, before, after):
         return str(pods * (at[after].get(key, 0) - at[before].get(key, 0)))
@@ -77,14 +77,15 @@ def answered(seen, asked, pods=1):
     ends = {
         metric: [
             Series(
-                {**own, **dict(zip(history.CELL[2:], map(str, key[1:]), strict=True))}, value=(1000, str(pods * value))
+                {**own, **dict(zip(history.KIND, map(str, key[1:]), strict=True))},
+                value=(1000, str(pods * value)),
             )
             for key, value in last.items()
             if key[0] == metric
         ]
         for metric in history.CELLS
     }
-    names = [f"pod-{number}" for number in range(pods)]
+    names = [f"{target or 'pod'}-{number}" for number in range(pods)]
     ends["busy"] = [Series({"namespace": "shop", "pod": pod}, value=(1000, str(last["busy",]))) for pod in names]
     work = sum(value for key, value in last.items() if key[0] == history.CELLS[1] and key[-1] == 0)
     ends["work"] = [Series({"pod": pod, **own}, value=(1000, str(work))) for pod in names]
@@ -140,8 +141,49 @@ def test_the_slo_is_the_sidecars_own_unless_one_is_named(poisson):
     ends["slo"] = [slo_of("pod-0", 0.04, 0.95), slo_of("another-models", 0.3)]
     assert pasts(asked, ranges, ends)[0].policy.slo.percentiles == ((0.95, 0.04),)
     ends["slo"] = [slo_of("another-models", 0.3)]
-    with pytest.raises(HistoryError, match="--slo-p99"):
-        pasts(asked, ranges, ends)
+    (unknown,) = pasts(asked, ranges, ends)
+    assert unknown.name == "shop/m"
+    assert "--slo-p99" in unknown.error
+
+
+def together(*answers):
+    """The answers of a server that holds all of them."""
+    return tuple(
+        {name: [one for each in part for one in each[name]] for name in part[0]} for part in zip(*answers, strict=True)
+    )
+
+
+def test_workloads_with_a_model_of_one_name_are_apart(poisson):
+    asked = questions(SINCE)
+    alone = [pasts(asked, *answered(poisson[2], asked, pods))[0] for pods in (1, 2)]
+    both = together(
+        answered(poisson[2], asked, 1, "Deployment/a"),
+        answered(poisson[2], asked, 2, "Deployment/b"),
+    )
+    found = pasts(asked, *both)
+    assert [past.name for past in found] == ["shop/Deployment/a/m", "shop/Deployment/b/m"]
+    assert [past.counted for past in found] == [past.counted for past in alone]
+    assert [past.load for past in found] == [past.load for past in alone]
+    ranges, ends = both
+    ends["slo"] = [slo_of("Deployment/a-0", 0.05), *(slo_of(f"Deployment/b-{pod}", 0.3) for pod in range(2))]
+    found = pasts(asked, ranges, ends)
+    assert [past.situation.target for past in found] == [0.05, 0.3]
+    assert [past.beware for past in found] == [(), ()]
+    assert all("by (namespace, target, model" in text for name, text in asked.ends.items() if name in history.CELLS)
+
+
+def test_what_is_missing_of_one_hides_no_other(poisson):
+    asked = questions(SINCE)
+    names = ("Deployment/a", "Deployment/b", "Deployment/c")
+    ranges, ends = together(*(answered(poisson[2], asked, 1, name) for name in names))
+    first = history.CELLS[0]
+    ends[first] = [each for each in ends[first] if each.metric["target"] != "Deployment/a"]
+    ends["slo"] = [each for each in ends["slo"] if each.metric["pod"] != "Deployment/b-0"]
+    unmeasured, promised_nothing, past = pasts(asked, ranges, ends)
+    assert (unmeasured.name, promised_nothing.name) == ("shop/Deployment/a/m", "shop/Deployment/b/m")
+    assert "no batch was measured" in unmeasured.error
+    assert "--slo-p99" in promised_nothing.error
+    assert past.name == "shop/Deployment/c/m"
 
 
 def test_pods_of_one_model_with_several_slos_are_planned_by_the_shortest(poisson):
@@ -174,8 +216,8 @@ def test_what_is_counted_where_several_are_computed_at_once_is_the_executors_sha
 def test_what_prometheus_does_not_hold_is_named(poisson):
     asked = questions(SINCE)
     ranges, ends = answered(poisson[2], asked)
-    with pytest.raises(HistoryError, match="longer one"):
-        pasts(asked, ranges, {**ends, history.CELLS[0]: []})
+    (unknown,) = pasts(asked, ranges, {**ends, history.CELLS[0]: []})
+    assert unknown == Unknown("shop/m", "no batch was measured in that time; name a longer one with --since")
     with pytest.raises(HistoryError, match="podMonitor"):
         pasts(asked, {name: [] for name in ranges}, ends)
     odd = [Series(each.metric, [(at, "NaN") for at, _ in each.values]) for each in ranges["arrivals"]]

@@ -49,6 +49,11 @@ def test_a_sidecar_is_told_the_promise_and_not_how_the_fleet_is_tuned():
     assert read_change(json.loads(encode(change))) == change
 
 
+def test_a_baseline_that_is_written_is_in_it_to_be_compared_with():
+    policy = spec(baseline=Parameters(max_batch=8)).policy()
+    assert told(policy).baseline == policy.baseline
+
+
 @pytest.mark.parametrize("mode", TuningMode)
 @pytest.mark.parametrize("passes", PassThroughMode)
 def test_first_calls_go_on_under_an_operator_where_they_do_without_one(mode, passes):

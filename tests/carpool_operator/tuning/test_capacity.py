@@ -5,14 +5,17 @@ from fleets import World, spec, workload_of
 from msgspec.structs import replace
 
 from carpool.batching.counters import ModelStats
+from carpool.forecasting.capacity import replicas
 from carpool.policy.spec import Objective
 from carpool_operator.api.annotations import AUTOSCALED
 from carpool_operator.tuning.capacity import LEAST, SELDOM, SPAN, WINDOW, TargetLoad
 from carpool_operator.tuning.evidence import Rates, Sample
 
 
-def sample(uid, rate, *, seconds=5.0, capacity=100.0, lower=None, busy=0.4, model="m"):
-    known = {} if capacity is None else {model: Rates(capacity, lower or capacity, 0.8 * capacity, 0.25 * capacity)}
+def sample(uid, rate, *, seconds=5.0, capacity=100.0, lower=None, by_hand=None, busy=0.4, model="m"):
+    known = {}
+    if capacity is not None:
+        known[model] = Rates(capacity, lower or capacity, 0.8 * capacity, 0.25 * capacity, by_hand)
     return Sample(
         uid=uid,
         generation=1,
@@ -50,6 +53,20 @@ def test_loads_add_up_over_pods_in_capacities_of_one():
     assert (said.replicas, said.replicas_upper, said.serving) == (2, 2, 2)
     assert (said.replicas_zero_wait, said.replicas_unbatched) == (2, 6)
     assert (said.requests_per_second, said.utilization, said.lowest_utilization) == (100.0, 0.4, 0.2)
+
+
+def test_what_the_baseline_needs_is_said_where_every_pod_knows_it():
+    fleet = Fleet()
+    assert fleet.pass_by(20, 80, 40, by_hand=50.0).replicas_by_hand == 3
+    # Over the same five minutes as the others.
+    assert fleet.pass_by(SPAN + 20, 8, 4, by_hand=50.0).replicas_by_hand == 3
+    assert Fleet().pass_by(20, 80, 40).replicas_by_hand is None
+    assert Fleet().pass_by(SPAN + 5, 0).replicas_by_hand is None, "no load, and no baseline either"
+    load = TargetLoad()
+    load.observe(5.0, [sample("0", 80, by_hand=50.0), sample("1", 40)], ["0", "1"])
+    assert load.status(5.0, "Deployment/m", None).replicas_by_hand is None
+    # The baseline is gone from the policy.
+    assert fleet.pass_by(SPAN, 80, 40).replicas_by_hand is None
 
 
 def test_replicas_are_planned_up_to_the_target_of_the_autoscaler_that_is_seen():
@@ -182,6 +199,19 @@ def test_the_status_counts_replicas_by_the_target_of_the_autoscaler(annotations,
     )
     world.run(6, 20)
     assert [each.get("targetLoad") for each in world.policy.status["capacity"]] == [wanted]
+
+
+@pytest.mark.parametrize(("by_hand", "worse"), [(50.0, 2.0), (150.0, 1.0), (None, None), (0.0, None)])
+def test_the_status_says_what_the_baseline_needs_where_the_pods_report_it(by_hand, worse):
+    world = World(spec(), pods=1)
+    world.pods[0].spoil = lambda report: replace(
+        report,
+        lanes={name: replace(lane, capacity=100.0, capacity_by_hand=by_hand) for name, lane in report.lanes.items()},
+    )
+    world.run(6, 20)
+    (said,) = world.policy.status["capacity"]
+    # No setting carries more than the best one, whatever a report says.
+    assert said.get("replicasByHand") == (None if worse is None else replicas(worse * said["load"]))
 
 
 @pytest.mark.parametrize(

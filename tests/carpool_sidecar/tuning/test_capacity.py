@@ -41,6 +41,14 @@ def test_the_load_is_the_rate_of_the_last_seconds_over_the_capacity():
     assert (now.models["m"].capacity, now.models["m"].capacity_lower) == (100.0, 80.0)
 
 
+def test_what_the_baseline_carries_is_said_where_there_is_one():
+    watch = watched(stats(0.0, m=0, n=0), stats(10.0, m=500, n=500))
+    watch.measured("m", HUNDRED)
+    watch.measured("n", Capacity(100.0, 80.0, Parameters(), by_hand=60.0))
+    found = watch.now({}, {}).models
+    assert (found["m"].capacity_by_hand, found["n"].capacity_by_hand) == (None, 60.0)
+
+
 def test_a_jump_of_the_load_is_whole_after_the_span():
     steps = [stats(0.5 * step, m=10 * step) for step in range(200)]
     last = steps[-1]

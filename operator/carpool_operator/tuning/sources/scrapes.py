@@ -47,7 +47,8 @@ CAPACITY = "carpool_capacity_requests_per_second"
 CAPACITY_LOWER = "carpool_capacity_lower_requests_per_second"
 CAPACITY_ZERO_WAIT = "carpool_capacity_zero_wait_requests_per_second"
 CAPACITY_ALONE = "carpool_capacity_unbatched_requests_per_second"
-CAPACITIES = (CAPACITY, CAPACITY_LOWER, CAPACITY_ZERO_WAIT, CAPACITY_ALONE)
+CAPACITY_BY_HAND = "carpool_capacity_by_hand_requests_per_second"
+CAPACITIES = (CAPACITY, CAPACITY_LOWER, CAPACITY_ZERO_WAIT, CAPACITY_ALONE, CAPACITY_BY_HAND)
 """Nor these, nor does any before it has measured a batch."""
 MODE = "carpool_mode"
 CELLS = ("carpool_batches_total", "carpool_batch_busy_seconds_total", "carpool_batch_busy_seconds_squared_total")
@@ -320,6 +321,7 @@ def _lane(scrape: Scrape, model: str) -> Lane:
         capacity_lower=scrape.get((CAPACITY_LOWER, (model,))),
         capacity_zero_wait=scrape.get((CAPACITY_ZERO_WAIT, (model,))),
         capacity_alone=scrape.get((CAPACITY_ALONE, (model,))),
+        capacity_by_hand=scrape.get((CAPACITY_BY_HAND, (model,))),
         replaced=count(scrape, "carpool_model_replaced_total", (model,)),
     )
 
