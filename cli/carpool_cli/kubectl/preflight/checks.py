@@ -122,6 +122,29 @@ def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterato
                 yield Finding(Code.SERVICE_BY_NUMBER, Effect.NO_BATCHING, message, way.command)
 
 
+def pools(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
+    """Find InferencePools whose gateways get past the sidecar: they know no ports by name."""
+    labels = pod["metadata"].get("labels") or {}
+    for pool in near.pools:
+        spec, name = pool["spec"], pool["metadata"]["name"]
+        written = spec.get("selector") or {}
+        selector = written.get("matchLabels") or {key: each for key, each in written.items() if isinstance(each, str)}
+        ports = [each["number"] for each in spec.get("targetPorts") or []] or [spec.get("targetPortNumber")]
+        if not selector or not selector.items() <= labels.items() or found.model not in ports:
+            continue
+        yield Finding(
+            Code.INFERENCE_POOL,
+            Effect.NO_BATCHING,
+            f"InferencePool {name} leads to the model's port {found.model} by number, past the sidecar",
+            f"{subject.annotate_pods({names.CAPTURE: 'true'})} has the port captured; or, when all its pods have a "
+            f"sidecar, name {found.data} there: {subject.kubectl} edit {_kind_of(pool)} {name}",
+        )
+
+
+def _kind_of(pool: Json) -> str:
+    return f"inferencepools.{str(pool.get('apiVersion', '')).partition('/')[0]}"
+
+
 def _is_sidecar_s(port: Json, found: Ports, named: dict[str, int]) -> bool:
     """Whether a headless Service's port is the sidecar's: by address callers take ``port``, by SRV the target."""
     target = port.get("targetPort", port["port"])
@@ -228,6 +251,7 @@ def all_of(
         *authorizations(subject, pod, at, near),
         *servers(subject, pod, at, near),
         *services(subject, pod, at, near),
+        *pools(subject, pod, at, near),
     ]
     return [
         *found,

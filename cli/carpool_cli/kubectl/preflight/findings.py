@@ -29,6 +29,7 @@ class Code(StrEnum):
     NO_POD = "NoPod"
     SERVICE_BY_NUMBER = "ServiceByNumber"
     HEADLESS_SERVICE = "HeadlessService"
+    INFERENCE_POOL = "InferencePoolByNumber"
     NETWORK_POLICY_BY_NUMBER = "NetworkPolicyByNumber"
     ADMIN_PORT_CLOSED = "AdminPortClosed"
     MESH_POLICY_BY_NUMBER = "MeshPolicyByNumber"

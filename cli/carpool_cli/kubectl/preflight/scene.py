@@ -33,6 +33,8 @@ CALICO = (
     ("networkpolicies.crd.projectcalico.org", "globalnetworkpolicies.crd.projectcalico.org"),
 )
 """As Calico's API server has them; without it, as they are stored."""
+POOLS = ("inferencepools.inference.networking.k8s.io", "inferencepools.inference.networking.x-k8s.io")
+"""Of the Gateway API's inference extension: v1, and those before it."""
 
 OPERATOR = {"app.kubernetes.io/name": "carpool", "app.kubernetes.io/component": "operator"}
 """Labels of the operator's pods."""
@@ -67,6 +69,7 @@ class Around(NamedTuple):
     servers: Sequence[Json] = ()
     cilium: Sequence[Json] = ()
     calico: Sequence[Json] = ()
+    pools: Sequence[Json] = ()
     operators: Sequence[Peer] = (DEFAULT_OPERATOR,)
     unread: Sequence[str] = ()
 
@@ -191,10 +194,11 @@ def around(cluster: Cluster, namespace: str, of_all: Whole) -> Around:
         ("resourcequotas", "ResourceQuotas"),
         ("limitranges", "LimitRanges"),
         (SERVERS, "Linkerd's Servers"),
+        *((pool, "InferencePools") for pool in POOLS),
     ):
         found = _readable(within, resource)
         optional[resource] = found or []
-        if found is None:
+        if found is None and hides not in unread:
             unread.append(hides)
     if of_all.authorizations is None:
         unread.append("Istio's AuthorizationPolicies")
@@ -215,6 +219,7 @@ def around(cluster: Cluster, namespace: str, of_all: Whole) -> Around:
         servers=optional[SERVERS],
         cilium=of_all.cilium or [],
         calico=of_all.calico or [],
+        pools=[each for kind in POOLS for each in optional[kind]],
         operators=of_all.operators or [DEFAULT_OPERATOR],
         unread=unread,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from model_in_shop import around, codes, plain, pod, sent, subject, template
+from model_in_shop import all_of, around, codes, plain, pod, sent, subject, template
 
 from carpool_cli.kubectl.preflight import checks
 from carpool_cli.kubectl.preflight.dry_run import Dry, Ports, ports, sample
@@ -15,6 +15,26 @@ from carpool_cli.kubectl.preflight.findings import Effect
 from carpool_operator.workloads.registry import BY_NAME, owner
 
 PORTS = Ports(model=9000, data=14080, admin=14090)
+
+
+V1 = {"apiVersion": "inference.networking.k8s.io/v1", "metadata": {"name": "pool"}}
+BEFORE = {"apiVersion": "inference.networking.x-k8s.io/v1alpha2", "metadata": {"name": "pool"}}
+
+
+@pytest.mark.parametrize(
+    ("pool", "found"),
+    [
+        ({**V1, "spec": {"selector": {"matchLabels": {"app": "web"}}, "targetPorts": [{"number": 9000}]}}, True),
+        ({**BEFORE, "spec": {"selector": {"app": "web"}, "targetPortNumber": 9000}}, True),
+        ({**V1, "spec": {"selector": {"matchLabels": {"app": "web"}}, "targetPorts": [{"number": 14080}]}}, False),
+        ({**V1, "spec": {"selector": {"matchLabels": {"app": "other"}}, "targetPorts": [{"number": 9000}]}}, False),
+        ({**BEFORE, "spec": {"selector": {}, "targetPortNumber": 9000}}, False),
+    ],
+)
+def test_a_pool_of_a_gateway_leads_past_the_sidecar_by_number(pool, found):
+    told = all_of(around(pools=[pool]))
+    assert [each.code for each in told] == (["InferencePoolByNumber"] if found else [])
+    assert all('"carpool.dev/capture":"true"' in each.fix and pool["apiVersion"][:20] in each.fix for each in told)
 
 
 def test_ports_are_those_that_the_injector_wrote_on_the_pod():
