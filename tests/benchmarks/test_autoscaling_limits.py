@@ -59,7 +59,7 @@ def test_a_capacity_as_known_live_is_the_mean_of_the_seeds_loads_and_lies_betwee
     tmp_path, monkeypatch
 ):
     assert len(autoscaling.known_live()) == 9
-    # Of one seed a third of the capacity is known at 30 % load, of the other all of it: loads of 3 and 1, 2 in the mean.
+    # At 30 % load one seed knows a third of the capacity, the other all of it: loads of 3 and 1, 2 in the mean.
     errors = {("Efficiency", 0.3): (-2 / 3, 0.0), ("Efficiency", 0.5): (0.0, 0.0), ("Balanced", 0.3): (0.9, 0.9)}
     figures = [
         {"scenario": "s", "objective": objective, "load": load, "error": error}
