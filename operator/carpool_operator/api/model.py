@@ -66,6 +66,8 @@ class Pod(Struct, frozen=True, kw_only=True):
     template_hash: str
     container: str = ""
     """The one that the sidecar stands before; ``""`` where that can't be read."""
+    ready_after: float = 0.0
+    """Seconds from its creation until it last became ready; 0 while it is not."""
 
 
 class Namespace(Struct, frozen=True):

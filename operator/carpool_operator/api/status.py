@@ -211,6 +211,8 @@ class CapacityStatus(Said, frozen=True):
     """Share of the time in which the devices compute, in the mean."""
     lowest_utilization: float | None = None
     """What it could be at this load within the SLO."""
+    cold_start: Duration | None = None
+    """From the creation of a pod until it was ready: the median of the last starts; left out until one was seen."""
 
 
 class EngineLimits(Said, frozen=True, kw_only=True):

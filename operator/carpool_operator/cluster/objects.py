@@ -13,7 +13,7 @@ from carpool_operator.api.injection import injection_of
 from carpool_operator.api.model import Namespace, Pod, Policy, Target, Workload
 from carpool_operator.api.spec import read_policy
 from carpool_operator.injector.decide import ADMIN_PORT
-from carpool_operator.workloads.metadata import Key, Meta
+from carpool_operator.workloads.metadata import Key, Meta, epoch
 from carpool_operator.workloads.registry import BY_NAME, is_part
 
 if TYPE_CHECKING:
@@ -96,9 +96,10 @@ def _ours(given: Mapping[str, str]) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------- pods
 
 
-class _Condition(Struct, frozen=True):
+class _Condition(Struct, frozen=True, rename="camel"):
     type: str
     status: str
+    last_transition_time: str | None = None
 
 
 class _PodStatus(Struct, frozen=True):
@@ -120,6 +121,8 @@ class RawPod(Struct, frozen=True):
         if not name or kind not in BY_NAME or self.status.phase in {"Succeeded", "Failed"}:
             return None
         injection = injection_of(meta.annotations)
+        ready = next((each for each in self.status.conditions if each.type == "Ready" and each.status == "True"), None)
+        since = None if ready is None else ready.last_transition_time
         return Pod(
             namespace=meta.namespace,
             name=meta.name,
@@ -127,7 +130,8 @@ class RawPod(Struct, frozen=True):
             target=Target(meta.namespace, kind, name),
             ip=self.status.pod_ip,
             admin_port=injection.admin_port or ADMIN_PORT,
-            ready=any(each.type == "Ready" and each.status == "True" for each in self.status.conditions),
+            ready=ready is not None,
+            ready_after=max(epoch(since) - meta.created, 0.0) if since and meta.creation_timestamp else 0.0,
             deleting=bool(meta.deletion_timestamp),
             template_hash=meta.labels.get(BY_NAME[kind].revision, ""),
             container=injection.container[:63],

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from carpool.policy.parameters import Parameters
     from carpool_operator.api.model import Target, View
-    from carpool_operator.api.status import Condition, TokenStreamsStatus
+    from carpool_operator.api.status import CapacityStatus, Condition, TokenStreamsStatus
     from carpool_operator.reporting.conditions import Delivery
     from carpool_operator.tuning.learning import Learned
     from carpool_operator.tuning.steering import Happening, Steering
@@ -193,11 +193,7 @@ class Reporter:
             last_decision=self._last,
             targets=tuple(_target(view, steering, delivered.get(steering.target)) for steering in steerings),
             history=self._history,
-            capacity=tuple(
-                said
-                for steering in steerings
-                if (said := steering.load.status(view.now, _where(steering.target), _lowest(steering))) is not None
-            ),
+            capacity=tuple(said for steering in steerings if (said := _capacity(view.now, steering)) is not None),
             token_streams=tuple(
                 streams for steering in steerings if (streams := _streams(view.now, steering)) is not None
             ),
@@ -301,6 +297,11 @@ def _target(view: View, steering: Steering, delivered: Delivery | None) -> Targe
 
 def _streams(now: float, steering: Steering) -> TokenStreamsStatus | None:
     return steering.streams.status(now, _where(steering.target), steering.engines.limits())
+
+
+def _capacity(now: float, steering: Steering) -> CapacityStatus | None:
+    cold_start = steering.cold_starts.seconds
+    return steering.load.status(now, _where(steering.target), _lowest(steering), cold_start)
 
 
 def _lowest(steering: Steering) -> float | None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting.capacity import FULL, replicas
+from carpool.policy.durations import Duration
 from carpool.policy.spec import Objective
 from carpool_operator.api.annotations import ASKED, AUTOSCALED, FORBIDDEN
 from carpool_operator.api.status import CapacityStatus
@@ -197,8 +198,12 @@ class TargetLoad:
         busy = min(busy / len(pods), 1.0)
         return Fullness(load, upper, zero_wait, alone, by_hand, full, len(pods), busy, rate, mean)
 
-    def status(self, now: float, target: str, lowest: float | None) -> CapacityStatus | None:
+    def status(
+        self, now: float, target: str, lowest: float | None, cold_start: float | None = None
+    ) -> CapacityStatus | None:
         """Return what a status says of ``target``; ``lowest``: utilization within the SLO, by forecast, if known.
+
+        ``cold_start``: seconds that its pods took until they were ready, if any was seen to become so.
 
         Figures move with the number of replicas, or clearly: a status that differs is written.
         """
@@ -225,18 +230,29 @@ class TargetLoad:
             tokens_per_second=None if found.tokens is None else _figure(found.tokens),
             utilization=_figure(found.utilization),
             lowest_utilization=None if lowest is None else _figure(lowest),
+            cold_start=self._cold_start(cold_start),
         )
         said, ago = self._said, now - self._said_at
         if said is not None:
-            alike = (said.replicas_by_hand is None) == (needed.replicas_by_hand is None) and (
-                said.replicas, said.replicas_upper, said.target_load, said.serving,
-            ) == (needed.replicas, needed.replicas_upper, needed.target_load, needed.serving)  # fmt: skip
+            alike = _counted(said) == _counted(needed)
             change = needed.load - said.load
             moved = abs(change) > max(MOVED * said.load, MOVED_REPLICAS)
             if alike and not (moved and ago >= (LEAST if change > 0 else SELDOM)):
                 return said
         self._said, self._said_at = needed, now
         return needed
+
+    def _cold_start(self, seen: float | None) -> Duration | None:
+        """Return what was seen; until a start is, what was said before."""
+        if seen is not None:
+            return Duration(_figure(seen))
+        return None if self._said is None else self._said.cold_start
+
+
+def _counted(said: CapacityStatus) -> tuple[object, ...]:
+    """Return what is written as soon as it differs."""
+    known = said.replicas_by_hand is not None, said.cold_start is not None
+    return said.replicas, said.replicas_upper, said.target_load, said.serving, *known
 
 
 def _figure(value: float) -> float:

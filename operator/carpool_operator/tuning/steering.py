@@ -13,6 +13,7 @@ from carpool.tuning.exploration import LASTS
 from carpool_operator.delivery.documents import EVERY, Publisher, told, without_modes
 from carpool_operator.tuning.canary import Answers, Patience, Trial, Verdict, choose
 from carpool_operator.tuning.capacity import TargetLoad, autoscaler_of, for_autoscaler, full_of
+from carpool_operator.tuning.cold_start import ColdStarts
 from carpool_operator.tuning.engines import FleetEngines
 from carpool_operator.tuning.evidence import Evidence, add_up
 from carpool_operator.tuning.learning import Learned, predicted
@@ -79,6 +80,7 @@ class Steering:
         self.trial: Trial | None = None
         self.trust = Trust()
         self.load = TargetLoad()
+        self.cold_starts = ColdStarts()
         self.streams = FleetStreams()
         self.engines = FleetEngines()
         """Those without a sidecar."""
@@ -144,6 +146,7 @@ class Steering:
         gathered = self.evidence.gather(now, pods, view.readings, spec.metrics.stale_seconds)
         for seen in self.evidence.pods.values():
             self.publisher.notice(seen.generation)
+        self.cold_starts.observe(pods)
         ready = {pod.uid for pod in pods if pod.ready and not pod.deleting}
         samples = gathered.samples
         if (engines := view.engines.get(self.target)) is not None:

@@ -55,12 +55,17 @@ class Meta(Struct, frozen=True, rename="camel"):
     @property
     def created(self) -> float:
         """When it was made, seconds since the epoch."""
-        return datetime.fromisoformat(self.creation_timestamp).replace(tzinfo=UTC).timestamp()
+        return epoch(self.creation_timestamp)
 
     @property
     def controller(self) -> Owner | None:
         """The object that made it, if one did."""
         return next((each for each in self.owner_references if each.controller), None)
+
+
+def epoch(written: str) -> float:
+    """Return a time of Kubernetes' as seconds since the epoch."""
+    return datetime.fromisoformat(written).replace(tzinfo=UTC).timestamp()
 
 
 class Requirement(Struct, frozen=True):

@@ -55,6 +55,17 @@ def test_loads_add_up_over_pods_in_capacities_of_one():
     assert (said.requests_per_second, said.utilization, said.lowest_utilization) == (100.0, 0.4, 0.2)
 
 
+def test_a_cold_start_is_said_at_once_and_by_the_next_operator_too():
+    fleet = Fleet()
+    said = fleet.pass_by(20, 80)
+    assert said.cold_start is None
+    measured = fleet.load.status(fleet.now, "Deployment/m", 0.2, 41.6667)
+    assert measured.cold_start == 41.7
+    successor = Fleet()
+    successor.load.recall(measured)
+    assert successor.pass_by(20, 80).cold_start == 41.7
+
+
 def test_what_the_baseline_needs_is_said_where_every_pod_knows_it():
     fleet = Fleet()
     assert fleet.pass_by(20, 80, 40, by_hand=50.0).replicas_by_hand == 3
