@@ -87,7 +87,7 @@ def grid(limits: Limits, marked: Iterable[Parameters]) -> tuple[list[int], list[
     while len(listed) > max(MOST_SIZES, len(own)):
         # Of small sizes there are most: every second of those that nobody marked goes first.
         listed.remove(next(each for each in listed[1::2] + listed[2::2] if each not in own))
-    waits = {whole_microseconds(max(limits.min_wait, share * limits.max_wait)) for share in WAITS}
+    waits = {float(wait) for wait in limits.waits(WAITS)}
     return listed, sorted(waits | {whole_microseconds(each.max_wait) for each in merging})
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from carpool.forecasting.forecaster import DECIDES, QUANTILE_NAMES, Forecaster
 from carpool.forecasting.queueing import TOGETHER
 from carpool.learning.arrivals import Poisson
-from carpool.policy.durations import Duration, whole_microseconds
+from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 
 if TYPE_CHECKING:
@@ -97,13 +97,12 @@ def candidates(situation: Situation, sizes: Collection[int], flights: int) -> li
     With one batch in flight no wait adds to the capacity: what comes while a batch is computed is the next one.
     """
     limits = situation.limits
-    shares = WAITS if flights > 1 else WAITS[:1]
-    waits = sorted({whole_microseconds(max(limits.min_wait, share * limits.max_wait)) for share in shares})
+    waits = limits.waits(WAITS if flights > 1 else WAITS[:1])
     # A request may have to wait for the batch before its own. Where both take about the SLO, only playing it shows.
     able = [size for size in sizes if 2 * situation.service.time(size) <= situation.target] or [min(sizes)]
     best = sorted(able, key=lambda size: -situation.service.capacity(size, flights))[:SIZES]
     slower = sorted(size for size in sizes if size > max(able) and situation.service.time(size) <= situation.target)
-    return [Parameters(size, Duration(wait), flights) for size in (*best, *slower[:SLOWER]) for wait in waits]
+    return [Parameters(size, wait, flights) for size in (*best, *slower[:SLOWER]) for wait in waits]
 
 
 def _highest(forecaster: Forecaster, setting: Parameters, low: float, high: float, *, upper: bool = False) -> float:
