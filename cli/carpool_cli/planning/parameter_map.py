@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 MOST_SIZES = 14
 """Sizes of a plane; marked points have theirs besides."""
 
-PERCENTILES = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99", 0.999: "p999"}
-
 
 class Point(Struct, frozen=True, kw_only=True, rename="camel"):
     """One configuration's forecast, nobody refused."""

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import DECIDES, QUANTILE_NAMES, Forecaster
+from carpool.forecasting.forecaster import DECIDES, Forecaster
 from carpool.forecasting.queueing import TOGETHER
 from carpool.learning.arrivals import Poisson
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
+from carpool.policy.spec import PERCENTILES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -123,7 +124,7 @@ def _holds(forecaster: Forecaster, setting: Parameters, factor: float, *, upper:
     # Of the parts of a long run only all together have the exact rate.
     while samples < SAMPLES and (samples < max(forecaster.parts, 1) or abs(misses / samples - allowed) < doubt):
         found = forecaster.forecast(setting, factor, sample=samples, shed=True, upper=upper)
-        if any(getattr(found, QUANTILE_NAMES[q]) > seconds for q, seconds in situation.quantiles):
+        if any(getattr(found, PERCENTILES[q]) > seconds for q, seconds in situation.quantiles):
             return False
         misses, samples = misses + found.miss_fraction, samples + 1
         together = TOGETHER * max(situation.process.dispersion, 1.0)
