@@ -94,14 +94,9 @@ def _always(*_args: object, **_options: object) -> bool:
     return True
 
 
-def _forgetting(scene: Callable[..., Scene | None]) -> Callable[..., Scene | None]:
+def _forgetting(*args: Any, **options: Any) -> Scene:  # noqa: ANN401 - as Scene takes them
     """Forget which settings were left."""
-
-    def without(*args: object, **options: object) -> Scene | None:
-        found = scene(*args, **options)
-        return None if found is None else found._replace(left=frozenset())
-
-    return without
+    return moves.Scene(*args, **options)._replace(left=frozenset())
 
 
 def _choosing(make: Callable[..., None]) -> Callable[..., None]:
@@ -179,7 +174,7 @@ RULES: dict[str, Rule] = {
     ),
     "settings left before": Rule(
         "a setting left at this load is not chosen again, and the way back needs a better reason",
-        {(plan.Plan, "scene"): _forgetting(plan.Plan.scene), (plan.Plan, "make"): _choosing(plan.Plan.make)},
+        {(tuner, "Scene"): _forgetting, (plan.Plan, "make"): _choosing(plan.Plan.make)},
     ),
     "always refusing": Rule(
         "requests that would be late are always refused, not only beyond the capacity",

@@ -13,7 +13,8 @@ import math
 from operator import mul, sub
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.forecasting.queueing import QUANTILES, Forecast
+from carpool.forecasting.queueing import Forecast
+from carpool.policy.spec import PERCENTILES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -235,7 +236,7 @@ def _read(segments: Sequence[_Segment], slo_target: float) -> tuple[list[float],
     turns += [(start + width, -weight / width) for start, width, weight in segments]
     turns.sort()
     total = sum(segment.weight for segment in segments)
-    wanted = [q * total for q in QUANTILES]
+    wanted = [q * total for q in PERCENTILES]
     quantiles: list[float] = []
     at = below = density = in_time = 0.0
     for turn, change in turns:

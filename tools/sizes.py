@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CORE = Path(__file__).parents[1] / "core" / "carpool"
 
-LINES, GOAL = 9_659, 5_500
+LINES, GOAL = 9_615, 5_500
 """Of the core without what is for token streams: what it may have, and what it should."""
 
 GENERATION = ("generation/", "policy/generation.py", "exchange/token_streams.py")

@@ -8,10 +8,11 @@ from random import Random
 import pytest
 from chain import greedy
 
-from carpool.forecasting.queueing import QUANTILES, Load, forecast
+from carpool.forecasting.queueing import Load, forecast
 from carpool.learning.arrivals import Poisson, first
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Parameters
+from carpool.policy.spec import PERCENTILES
 
 
 def affine(rows):
@@ -45,7 +46,7 @@ def erlang_quantile(q, rate, service):
 @pytest.mark.parametrize("rate", [50.0, 100.0, 150.0, 171.0])
 def test_the_chain_with_batches_of_one_is_erlangs(rate):
     got = greedy(rate, SERVICE, 1, SLO)
-    for quantile, value in zip(QUANTILES, (got.p50, got.p90, got.p95, got.p99, got.p999), strict=True):
+    for quantile, value in zip(PERCENTILES, (got.p50, got.p90, got.p95, got.p99, got.p999), strict=True):
         assert value == pytest.approx(erlang_quantile(quantile, rate, affine(1)), rel=0.03)
     # Pollaczek-Khinchine says how busy it is; each request takes t(1).
     assert got.utilization == pytest.approx(rate * affine(1), rel=1e-3)

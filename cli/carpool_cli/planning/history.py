@@ -18,7 +18,7 @@ from carpool.forecasting.forecaster import Situation
 from carpool.learning.arrivals import WindowCounts
 from carpool.learning.latency_model import LatencyLearner
 from carpool.policy.durations import Duration, format_seconds
-from carpool.policy.spec import SLO, BatchingPolicy, Latency
+from carpool.policy.spec import PERCENTILES, SLO, BatchingPolicy, Latency
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.savings import Counted, Stretch
 
@@ -43,7 +43,6 @@ COUNTERS = {
     "rows": "carpool_rows_total",
 }
 CELLS = ("carpool_batches_total", "carpool_batch_busy_seconds_total", "carpool_batch_busy_seconds_squared_total")
-PERCENTILES = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99", 0.999: "p999"}
 
 LEAST = 2
 """Arrivals in a step from which its windows show anything of burstiness."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 MOST_SIZES = 14
 """Sizes of a plane; marked points have theirs besides."""
 
-PERCENTILES = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99", 0.999: "p999"}
-
 
 class Point(Struct, frozen=True, kw_only=True, rename="camel"):
     """One configuration's forecast, nobody refused."""
@@ -87,7 +85,7 @@ def grid(limits: Limits, marked: Iterable[Parameters]) -> tuple[list[int], list[
     while len(listed) > max(MOST_SIZES, len(own)):
         # Of small sizes there are most: every second of those that nobody marked goes first.
         listed.remove(next(each for each in listed[1::2] + listed[2::2] if each not in own))
-    waits = {whole_microseconds(max(limits.min_wait, share * limits.max_wait)) for share in WAITS}
+    waits = {float(wait) for wait in limits.waits(WAITS)}
     return listed, sorted(waits | {whole_microseconds(each.max_wait) for each in merging})
 
 

@@ -17,7 +17,7 @@ from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError
-from carpool.policy.spec import SLO, Latency, ShedAt
+from carpool.policy.spec import PERCENTILES, SLO, Latency, ShedAt
 from carpool.simulation.simulator import Device, table
 from carpool.tuning.moves import is_gain
 from carpool.tuning.objective import Aim, Choice
@@ -199,7 +199,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
     if asked.tune or asked.compare:
         results.append(twin.tuned("tuned", given))
     # 3. All sizes and waits
-    percentile = parameter_map.PERCENTILES[quantile]
+    percentile = PERCENTILES[quantile]
     flights = list(dict.fromkeys((given.max_in_flight, best.parameters.max_in_flight)))
     sizes, waits = parameter_map.grid(limits, (found.parameters, given, best.parameters))
     left = iter(range(len(flights) * len(sizes) * len(waits) - 1, -1, -1))

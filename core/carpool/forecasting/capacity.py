@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import DECIDES, QUANTILE_NAMES, Forecaster
+from carpool.forecasting.forecaster import DECIDES, Forecaster
 from carpool.forecasting.queueing import TOGETHER
 from carpool.learning.arrivals import Poisson
-from carpool.policy.durations import Duration, whole_microseconds
+from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
+from carpool.policy.spec import PERCENTILES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -99,13 +100,12 @@ def candidates(situation: Situation, sizes: Collection[int], flights: int) -> li
     With one batch in flight no wait adds to the capacity: what comes while a batch is computed is the next one.
     """
     limits = situation.limits
-    shares = WAITS if flights > 1 else WAITS[:1]
-    waits = sorted({whole_microseconds(max(limits.min_wait, share * limits.max_wait)) for share in shares})
+    waits = limits.waits(WAITS if flights > 1 else WAITS[:1])
     # A request may have to wait for the batch before its own. Where both take about the SLO, only playing it shows.
     able = [size for size in sizes if 2 * situation.service.time(size) <= situation.target] or [min(sizes)]
     best = sorted(able, key=lambda size: -situation.service.capacity(size, flights))[:SIZES]
     slower = sorted(size for size in sizes if size > max(able) and situation.service.time(size) <= situation.target)
-    return [Parameters(size, Duration(wait), flights) for size in (*best, *slower) for wait in waits]
+    return [Parameters(size, wait, flights) for size in (*best, *slower) for wait in waits]
 
 
 def _highest(forecaster: Forecaster, setting: Parameters, low: float, high: float, *, upper: bool = False) -> float:
@@ -126,7 +126,7 @@ def _holds(forecaster: Forecaster, setting: Parameters, factor: float, *, upper:
     # Of the parts of a long run only all together have the exact rate.
     while samples < SAMPLES and (samples < max(forecaster.parts, 1) or abs(misses / samples - allowed) < doubt):
         found = forecaster.forecast(setting, factor, sample=samples, shed=True, upper=upper)
-        if any(getattr(found, QUANTILE_NAMES[q]) > seconds for q, seconds in situation.quantiles):
+        if any(getattr(found, PERCENTILES[q]) > seconds for q, seconds in situation.quantiles):
             return False
         misses, samples = misses + found.miss_fraction, samples + 1
         together = TOGETHER * max(situation.process.dispersion, 1.0)

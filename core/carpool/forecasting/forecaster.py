@@ -16,6 +16,7 @@ from carpool.learning.arrivals import Fitted
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Limits, Parameters
+from carpool.policy.spec import PERCENTILES
 
 HEADROOM = 1.25
 """Load at which a preferred setting must meet the SLO too."""
@@ -36,8 +37,6 @@ SAMPLES = 8
 DECIDES = 2.0
 """Standard errors beyond the budget at which misses are no matter of chance: of runs of n, as compound Poisson events,
 the variance of their number is n times its mean."""
-
-QUANTILE_NAMES = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
 
 
 class Situation(Struct, frozen=True):
@@ -100,7 +99,7 @@ class Assessment:
     def _meets(self, result: Glance) -> bool:
         situation = self.situation
         return result.miss_fraction <= situation.budget and all(
-            getattr(result, QUANTILE_NAMES[q]) <= seconds for q, seconds in situation.quantiles
+            getattr(result, PERCENTILES[q]) <= seconds for q, seconds in situation.quantiles
         )
 
     @cached_property

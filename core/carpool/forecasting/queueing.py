@@ -14,14 +14,13 @@ from msgspec.structs import replace
 from carpool.batching.requests import ROUNDING, seldom_exceeded
 from carpool.forecasting.recursion import Rules, Run, recursion, refusing
 from carpool.forecasting.replay import Kind, replay
+from carpool.policy.spec import PERCENTILES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
-
-QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
 TOGETHER = 3.0
@@ -100,13 +99,8 @@ def forecast(
     count, served = len(arrivals), len(run.latencies)
     span = max(run.end, arrivals[-1]) - arrivals[0]
     on_time = bisect_right(run.latencies, margin * target + ROUNDING)
-    p50, p90, p95, p99, p999 = (_quantile(run.latencies, q) for q in QUANTILES)
     return Forecast(
-        p50=p50,
-        p90=p90,
-        p95=p95,
-        p99=p99,
-        p999=p999,
+        **{name: _quantile(run.latencies, q) for q, name in PERCENTILES.items()},
         mean=math.fsum(run.latencies) / served if served else math.inf,
         miss_fraction=1 - on_time / count,
         shed_fraction=1 - served / count,

@@ -7,6 +7,7 @@ same arrivals (common random numbers) and nothing here holds state.
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
@@ -107,12 +108,7 @@ Fitted: TypeAlias = Poisson | Gamma | Modulated
 
 def until(process: Fitted, seconds: float, rng: Random) -> list[float]:
     """List the arrivals of a process before ``seconds``."""
-    found = []
-    for time in process.times(rng):
-        if time >= seconds:
-            break
-        found.append(time)
-    return found
+    return list(takewhile(lambda time: time < seconds, process.times(rng)))
 
 
 def first(process: Fitted, count: int, rng: Random) -> list[float]:

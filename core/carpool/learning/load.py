@@ -265,12 +265,7 @@ def at_rate(process: Fitted | None, rate: float) -> Fitted:
 
 def _windows(intervals: Collection[_Interval]) -> WindowCounts:
     """Sum up the windows of intervals that have several: what spreads within one interval is seen in no other."""
-    parts = [interval.counts for interval in intervals if interval.counts.windows > 1]
-    return WindowCounts(
-        sum(part.windows for part in parts),
-        sum(part.arrivals for part in parts),
-        sum(part.squared for part in parts),
-    )
+    return sum((each.counts for each in intervals if each.counts.windows > 1), WindowCounts(0, 0, 0))
 
 
 def _arrivals(intervals: Collection[_Interval]) -> int:

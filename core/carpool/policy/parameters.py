@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-from carpool.policy.durations import Duration, format_seconds
+from carpool.policy.durations import Duration, format_seconds, whole_microseconds
 from carpool.policy.plain import Camel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Parameters(Camel, frozen=True, omit_defaults=False):
@@ -43,6 +46,10 @@ class Limits(Struct, frozen=True):
     max_wait: float
     min_in_flight: int
     max_in_flight: int
+
+    def waits(self, shares: Iterable[float]) -> list[Duration]:
+        """List waits at some shares of the longest, within the limits: ascending, whole microseconds."""
+        return sorted({Duration(whole_microseconds(max(self.min_wait, share * self.max_wait))) for share in shares})
 
     def clamp(self, parameters: Parameters) -> Parameters:
         """Return the nearest parameters inside the limits."""

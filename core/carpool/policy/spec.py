@@ -16,6 +16,9 @@ from carpool.policy.generation import ClassTarget, Generation, TokenTarget, vali
 from carpool.policy.parameters import Limits, Parameters
 from carpool.policy.plain import Camel, PolicyError
 
+PERCENTILES = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99", 0.999: "p999"}
+"""Names by quantile, ascending."""
+
 
 class Latency(Camel, frozen=True):
     """Percentile targets in seconds; at least one."""
@@ -51,8 +54,9 @@ class SLO(Camel, frozen=True):
         latency = self.latency
         if latency is None:
             latency = Latency(p99=None if self.ttft is None else self.ttft.p99)
-        named = ((0.5, "p50"), (0.9, "p90"), (0.95, "p95"), (0.99, "p99"), (0.999, "p999"))
-        return tuple((q, float(value)) for q, name in named if (value := getattr(latency, name)) is not None)
+        return tuple(
+            (q, float(value)) for q, name in PERCENTILES.items() if (value := getattr(latency, name)) is not None
+        )
 
     @property
     def due(self) -> float:
@@ -321,14 +325,14 @@ class BatchingPolicy(Camel, frozen=True):
         percentiles = self.slo.percentiles
         for (low, first), (high, second) in pairwise(percentiles):
             if first > second:
-                one, other = (f"p{100 * quantile:g}".replace(".", "") for quantile in (low, high))
+                one, other = PERCENTILES[low], PERCENTILES[high]
                 raise PolicyError(
                     "slo.latency",
                     f"{one} ({Duration(first)}) is longer than {other} ({Duration(second)}): lower it or raise {other}",
                 )
         quantile, shortest = percentiles[0]
         if shortest <= 0:
-            raise PolicyError(f"slo.latency.{f'p{100 * quantile:g}'.replace('.', '')}", "must be longer than 0s")
+            raise PolicyError(f"slo.latency.{PERCENTILES[quantile]}", "must be longer than 0s")
         self._validate_bounds("bounds", self.bounds)
         limits = self.limits()
         for name, value, low, high in (

@@ -7,7 +7,6 @@ from bisect import bisect_left
 from functools import partial
 from typing import TYPE_CHECKING
 
-from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
 
 if TYPE_CHECKING:
@@ -78,11 +77,6 @@ def known_flights(service: ServiceTime, limits: Limits, times: int = 1) -> int:
     return min(max(known, limits.min_in_flight), limits.max_in_flight)
 
 
-def waits_within(limits: Limits) -> list[float]:
-    """List the waits compared, ascending, seconds."""
-    return sorted({whole_microseconds(max(limits.min_wait, share * limits.max_wait)) for share in WAITS})
-
-
 class Grid:
     """Settings of given sizes with one number of batches in flight. Pure but for the forecasts it asks for."""
 
@@ -93,13 +87,13 @@ class Grid:
     ) -> None:
         self._forecaster = forecaster
         self._sizes = sizes
-        self._waits = waits_within(forecaster.situation.limits)
+        self._waits = forecaster.situation.limits.waits(WAITS)
         self._flights = flights
         self._avoid = avoid
 
     def at(self, size: int, wait: int) -> Assessment:
         """Assess a size with the wait of an index."""
-        return self._forecaster.assess(Parameters(size, Duration(self._waits[wait]), self._flights))
+        return self._forecaster.assess(Parameters(size, self._waits[wait], self._flights))
 
     def unheld(self) -> list[Assessment]:
         """Assess all sizes with the shortest wait."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from carpool.forecasting.forecaster import Forecaster
 from carpool.learning.latency_model import ServiceTime
-from carpool.policy.durations import Duration, whole_microseconds
+from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.tuning.candidates import SIZES, known_flights, largest_reliable
 
@@ -234,10 +234,7 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
     service, limits = situation.service, situation.limits
     waits = {known.max_wait}
     if best.holds_now or (service.executors > 1 and best.least_loss <= 0):
-        waits |= {
-            Duration(whole_microseconds(max(share * limits.max_wait, limits.min_wait)))
-            for share in (1 / 16, 0.25, 0.5, 1)
-        }
+        waits.update(limits.waits((1 / 16, 0.25, 0.5, 1)))
     if not best.holds_ahead:
         waits.add(Duration(limits.min_wait))
     flights = known.max_in_flight

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from carpool.forecasting.forecaster import Assessment, Forecaster
 from carpool.learning import batchable_share
-from carpool.policy.durations import Duration, whole_microseconds
+from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Objective, PassThroughMode
 from carpool.tuning.candidates import Grid, known_flights, productive_sizes
@@ -322,12 +322,10 @@ def _least_waits(
 
     From the largest size downwards: in smaller batches fewer requests gather, so they need no shorter a wait.
     """
-    limits = forecaster.situation.limits
-    steps = (limits.max_wait * 2 ** (-step / STEPS) for step in range(OCTAVES * STEPS + 1))
-    waits = sorted({limits.min_wait, *(whole_microseconds(max(wait, limits.min_wait)) for wait in steps)})
+    waits = forecaster.situation.limits.waits((0.0, *(2 ** (-step / STEPS) for step in range(OCTAVES * STEPS + 1))))
 
     def at(size: int, wait: int) -> Assessment:
-        return forecaster.assess(Parameters(size, Duration(waits[wait]), flights))
+        return forecaster.assess(Parameters(size, waits[wait], flights))
 
     found: list[Assessment] = []
     shortest, last = 0, len(waits) - 1

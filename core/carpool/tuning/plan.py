@@ -15,7 +15,7 @@ from carpool.learning.batchable_share import NONE
 from carpool.policy.durations import Duration
 from carpool.tuning import messages
 from carpool.tuning.candidates import known_flights, productive_sizes, to_measure
-from carpool.tuning.moves import Scene, is_gain
+from carpool.tuning.moves import is_gain
 from carpool.tuning.objective import Aim, Choice, choose
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from carpool.tuning.belief import Belief
     from carpool.tuning.exploration import Exploration
     from carpool.tuning.guards import Guards
-    from carpool.tuning.history import History
     from carpool.tuning.requirements import Requirements
 
 
@@ -47,7 +46,7 @@ class Plan:
         """Begin without a choice."""
         self._requirements = requirements
         self.aim = Aim.of(requirements.policy)
-        self._forecaster: Forecaster | None = None
+        self.forecaster: Forecaster | None = None
         self.choice: Choice | None = None
         """``None``: to be made."""
         self._load: Load | None = None
@@ -67,16 +66,16 @@ class Plan:
 
     def is_outdated(self, belief: Belief) -> bool:
         """Whether there is no choice, or it is for another load."""
-        forecaster = self._forecaster
+        forecaster = self.forecaster
         return self.choice is None or forecaster is None or belief.load.process != forecaster.situation.process
 
     def assess(self, parameters: Parameters) -> Assessment | None:
         """Return the forecasts of what is in force; ``None`` before the first choice."""
-        return self._forecaster.assess(parameters) if self._forecaster is not None else None
+        return self.forecaster.assess(parameters) if self.forecaster is not None else None
 
     def promised(self, parameters: Parameters) -> tuple[float, float]:
         """Return the share of the target that answers were forecast to keep, and what they would without a wait."""
-        forecaster, target, wait = self._forecaster, self._requirements.target, self._requirements.limits.min_wait
+        forecaster, target, wait = self.forecaster, self._requirements.target, self._requirements.limits.min_wait
         if forecaster is None:
             return 1.0, 1.0
         unheld = forecaster.forecast(replace(parameters, max_wait=Duration(wait)), HEADROOM).p999 / target
@@ -84,7 +83,7 @@ class Plan:
 
     def holds(self, wait: float) -> bool:
         """Whether the Batcher holds requests for so many seconds."""
-        return self._forecaster is None or self._forecaster.holds(wait)
+        return self.forecaster is None or self.forecaster.holds(wait)
 
     def is_scarce(self, parameters: Parameters) -> bool:
         """Whether device time is: a request that is answered late makes others late.
@@ -96,10 +95,10 @@ class Plan:
 
     def rest(self, parameters: Parameters, *, refine: bool) -> None:
         """Forecast what is in force more surely, with every decision that needs no choice; let go of what is large."""
-        if self._forecaster is not None:
+        if self.forecaster is not None:
             if refine:
-                self._forecaster.assess(parameters).refine()
-            self._forecaster.rest()
+                self.forecaster.assess(parameters).refine()
+            self.forecaster.rest()
 
     def make(
         self,
@@ -114,7 +113,7 @@ class Plan:
         situation = self._situation(belief, guards)
         if situation is None:
             return
-        self._forecaster = forecaster = Forecaster(situation)
+        self.forecaster = forecaster = Forecaster(situation)
         self._load = belief.load
         self._made_from = parameters
         current = forecaster.assess(parameters)
@@ -147,7 +146,7 @@ class Plan:
         moving: bool,
     ) -> None:
         """Look for what is worth exploring."""
-        forecaster, choice, requirements = self._forecaster, self.choice, self._requirements
+        forecaster, choice, requirements = self.forecaster, self.choice, self._requirements
         exploration.candidate = None
         if forecaster is None or choice is None or guards.check.alarm:
             return
@@ -182,35 +181,6 @@ class Plan:
             largest=belief.size_limit.largest,
         )
 
-    def scene(
-        self,
-        parameters: Parameters,
-        history: History,
-        guards: Guards,
-        exploration: Exploration,
-        left: Collection[Parameters],
-        *,
-        backlogged: bool,
-        ended: bool,
-    ) -> Scene | None:
-        """Return all that a move is decided by; ``None`` without a choice."""
-        if self._forecaster is None or self.choice is None:
-            return None
-        return Scene(
-            requirements=self._requirements,
-            aim=self.aim,
-            forecaster=self._forecaster,
-            choice=self.choice,
-            current=self._forecaster.assess(parameters),
-            history=history,
-            left=frozenset(left),
-            backlogged=backlogged,
-            forecast_low=bool(guards.check.alarm),
-            explored=exploration.candidate,
-            explores=exploration.is_under_way,
-            ended=ended,
-        )
-
     def forecasted(self, step: Assessment) -> Forecasted:
         """Return what is expected of a setting."""
         refined = step.refined
@@ -234,9 +204,9 @@ class Plan:
         takes up to half a second of CPU, for bursts two. The last answer stands until anything but the rate changed.
         """
         process = self._load.measured if self._load is not None else None
-        if self._forecaster is None or process is None:
+        if self.forecaster is None or process is None:
             return None
-        situation = replace(self._forecaster.situation, process=_rounded(process))
+        situation = replace(self.forecaster.situation, process=_rounded(process))
         settings = [parameters]
         if best or not self._requirements.held:
             productive = productive_sizes(situation.service, situation.limits, also=parameters.max_batch)
@@ -255,7 +225,7 @@ class Plan:
 
     def to_measure(self) -> int | None:
         """Return the rows of a batch that shows the capacity; ``None``: it is known, or the device has no room."""
-        forecaster, choice = self._forecaster, self.choice
+        forecaster, choice = self.forecaster, self.choice
         if forecaster is None or choice is None or not choice.efficient.holds_ahead:
             return None
         situation = forecaster.situation
@@ -265,7 +235,7 @@ class Plan:
 
     def alternative(self, parameters: Parameters) -> str:
         """Say what another objective than the one ``parameters`` were chosen for would do at this load."""
-        forecaster, choice = self._forecaster, self.choice
+        forecaster, choice = self.forecaster, self.choice
         if forecaster is None or choice is None:
             return ""
         current = forecaster.assess(parameters)

@@ -19,7 +19,7 @@ from carpool.tuning.belief import Belief
 from carpool.tuning.exploration import Exploration
 from carpool.tuning.guards import Guards, late_of
 from carpool.tuning.history import History
-from carpool.tuning.moves import Move, move
+from carpool.tuning.moves import Move, Scene, move
 from carpool.tuning.objective import passing
 from carpool.tuning.plan import Plan
 from carpool.tuning.requirements import Requirements
@@ -94,8 +94,7 @@ class Tuner:
         """
         if parameters not in self._left:
             self._left.add(parameters)
-            forecast = self.plan.assess(parameters)
-            if forecast is not None and forecast.holds_ahead:
+            if (forecast := self.plan.assess(parameters)) is not None and forecast.holds_ahead:
                 self._guards.margin.more(self._history.now, *self.plan.promised(parameters))
             self.plan.choice = None
         self.adopt(back_to)
@@ -211,21 +210,24 @@ class Tuner:
 
     def _move(self, *, alarmed: bool, expelled: bool, ended: bool) -> Decision:
         """Do what the rules allow."""
-        scene = self.plan.scene(
-            self.parameters, self._history, self._guards, self._exploration, self._left,
-            backlogged=self._backlogged(), ended=ended,
-        )  # fmt: skip
-        if scene is None:
+        plan, requirements, exploration = self.plan, self._requirements, self._exploration
+        if plan.forecaster is None or plan.choice is None:
             return self._keep(Reason.TOO_FEW_SAMPLES, "nothing to decide by yet")
-        if self._requirements.held:
-            return self._keep(Reason.HELD, "the policy's mode is Hold, or the parameters are fixed", scene.current)
+        current = plan.forecaster.assess(self.parameters)
+        if requirements.held:
+            return self._keep(Reason.HELD, "the policy's mode is Hold, or the parameters are fixed", current)
+        scene = Scene(
+            requirements, plan.aim, plan.forecaster, plan.choice, current, self._history, frozenset(self._left),
+            backlogged=self._backlogged(), forecast_low=bool(self._guards.check.alarm), ended=ended,
+            explored=exploration.candidate, explores=exploration.is_under_way,
+        )  # fmt: skip
         chosen = move(scene, alarmed=alarmed, expelled=expelled)
         service = self.belief.service
         if chosen.explores and chosen.step is not None and service is not None:
-            self._exploration.begin(chosen.step.parameters, self.parameters, service, self._history.now)
+            exploration.begin(chosen.step.parameters, self.parameters, service, self._history.now)
         if chosen.step is None:
             kept = self._keep(chosen.reason, chosen.message, chosen.target, chosen.capped_by)
-            return replace(kept, decided=not chosen.capped_by and not self._requirements.recommends)
+            return replace(kept, decided=not chosen.capped_by and not requirements.recommends)
         return self._change(chosen, chosen.step)
 
     def _change(self, chosen: Move, step: Assessment) -> Decision:

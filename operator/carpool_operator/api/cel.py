@@ -23,7 +23,7 @@ from carpool_operator.api.spec import (
 )
 from carpool_operator.workloads import registry
 
-PERCENTILES = ("p50", "p90", "p95", "p99", "p999")
+PERCENTILES = Latency.__struct_fields__
 
 
 class Rule(Struct, frozen=True):

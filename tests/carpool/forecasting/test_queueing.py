@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carpool.batching.requests import Estimate
-from carpool.forecasting.queueing import QUANTILES, Load, batches, forecast, glance
+from carpool.forecasting.queueing import Load, batches, forecast, glance
 from carpool.learning.arrivals import Gamma, Poisson, first
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import Admission
+from carpool.policy.spec import PERCENTILES, Admission
 from carpool.simulation.simulator import Device, Simulation, table
 
 
@@ -84,7 +84,7 @@ def test_the_recursion_foretells_what_the_batcher_does(data):
         assert got.device_time == pytest.approx(truth.device_busy / len(served))
         assert got.mean_batch == pytest.approx(truth.rows / truth.batches)
         assert got.mean == pytest.approx(sum(served) / len(served))
-        for quantile, value in zip(QUANTILES, (got.p50, got.p90, got.p95, got.p99, got.p999), strict=True):
+        for quantile, value in zip(PERCENTILES, (got.p50, got.p90, got.p95, got.p99, got.p999), strict=True):
             assert value == pytest.approx(served[max(math.ceil(quantile * len(served)) - 1, 0)], abs=1e-9)
     near = sum(abs(each - target) < 1e-9 for each in served)
     assert abs(got.miss_fraction - truth_of_misses(twin, target)) <= (near + 0.5) / len(arrivals)

@@ -11,12 +11,12 @@ from carpool.tuning.candidates import (
     SIZES,
     TAKES,
     VAIN,
+    WAITS,
     Grid,
     known_flights,
     largest_reliable,
     productive_sizes,
     to_measure,
-    waits_within,
 )
 
 
@@ -88,11 +88,11 @@ def test_as_many_are_in_flight_as_the_device_is_known_to_compute_at_once():
 
 
 def test_waits_are_whole_microseconds_between_the_bounds():
-    waits = waits_within(Limits(1, 64, 0.002, 0.010, 1, 1))
+    waits = Limits(1, 64, 0.002, 0.010, 1, 1).waits(WAITS)
     assert (waits[0], waits[-1]) == (0.002, 0.010)
     assert waits == sorted(waits)
-    assert all(wait == round(wait, 6) for wait in waits_within(LIMITS))
-    assert waits_within(LIMITS)[0] == 0.0
+    assert all(wait == round(wait, 6) for wait in LIMITS.waits(WAITS))
+    assert LIMITS.waits(WAITS)[0] == 0.0
 
 
 # -- the grid
@@ -106,7 +106,7 @@ def test_of_each_size_the_longest_wait_that_meets_the_slo_is_found():
     (found,) = grid(500.0, 16).with_headroom()
     assert found.holds_ahead
     # The load fills 16 rows before that wait ends, so that more of it would be in vain.
-    waits = waits_within(LIMITS)
+    waits = LIMITS.waits(WAITS)
     longer = [parameters(16, wait) for wait in waits if wait > found.parameters.max_wait]
     assessed = [Forecaster(situation(500.0)).assess(point) for point in longer]
     enough = found.device_time * (1 - VAIN)
