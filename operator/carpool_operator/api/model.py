@@ -66,6 +66,8 @@ class Pod(Struct, frozen=True, kw_only=True):
     template_hash: str
     container: str = ""
     """The one that the sidecar stands before; ``""`` where that can't be read."""
+    current: bool = False
+    """Whether its sidecar is of this operator's version."""
 
 
 class Namespace(Struct, frozen=True):
