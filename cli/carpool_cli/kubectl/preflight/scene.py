@@ -60,7 +60,7 @@ class Around(NamedTuple):
     """One namespace, what is in it besides workloads, and what elsewhere may concern its pods.
 
     ``policies``, ``authorizations`` (Istio's), ``cilium`` and ``calico`` are of all namespaces, where one may read
-    these. ``unread``: what could not be read.
+    these. ``unread``: what could not be read. ``not_understood``: policies that were left out.
     """
 
     namespace: Json
@@ -76,6 +76,7 @@ class Around(NamedTuple):
     pools: Sequence[Json] = ()
     operators: Sequence[Peer] = (DEFAULT_OPERATOR,)
     unread: Sequence[str] = ()
+    not_understood: Sequence[str] = ()
 
     @property
     def labels(self) -> dict[str, str]:

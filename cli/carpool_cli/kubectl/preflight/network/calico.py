@@ -44,7 +44,7 @@ class CalicoRule(NamedTuple):
     @property
     def title(self) -> str:
         """Kind and name of its policy."""
-        return _title(self.policy)
+        return title(self.policy)
 
     @property
     def namespace(self) -> str:
@@ -147,7 +147,7 @@ def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
         selects = _selects(policy, peer)
         if INGRESS not in _types(policy) or _namespace(policy) not in {"", subject.namespace} or selects is False:
             continue
-        (closing if selects else perhaps).append(_title(policy))
+        (closing if selects else perhaps).append(title(policy))
         for rule in _rules(policy, INGRESS):
             is_for = both(selects, _is_at(rule.near_end, rule.namespace, peer))
             if is_for is not False:
@@ -160,12 +160,8 @@ def egress(near: Around) -> list[Rule]:
     return [rule for policy in _of_pods(near) if EGRESS in _types(policy) for rule in _rules(policy, EGRESS)]
 
 
-def not_understood(near: Around) -> list[str]:
-    """Return the titles of policies that can't be read."""
-    return [_title(policy) for policy in near.calico if not _is_understood(policy)]
-
-
-def _is_understood(policy: Json) -> bool:
+def is_understood(policy: Json) -> bool:
+    """Whether all that a policy says can be read here."""
     try:
         _selects(policy, _ANYBODY)
         for way in _types(policy):
@@ -183,7 +179,7 @@ def _is_understood(policy: Json) -> bool:
 def _of_pods(near: Around) -> Iterator[Json]:
     """Yield the policies that may be for pods: those before connection tracking and before DNAT are for nodes."""
     for policy in near.calico:
-        if _is_understood(policy) and not policy["spec"].get("doNotTrack") and not policy["spec"].get("preDNAT"):
+        if not policy["spec"].get("doNotTrack") and not policy["spec"].get("preDNAT"):
             yield policy
 
 
@@ -279,7 +275,8 @@ def _namespace(policy: Json) -> str:
     return str(policy["metadata"].get("namespace", ""))
 
 
-def _title(policy: Json) -> str:
+def title(policy: Json) -> str:
+    """Return kind and name of a policy, for a message."""
     return f"Calico's {policy['kind']} {policy['metadata']['name']}"
 
 

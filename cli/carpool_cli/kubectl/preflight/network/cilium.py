@@ -51,7 +51,7 @@ class CiliumRule(NamedTuple):
     @property
     def title(self) -> str:
         """Kind and name of its policy."""
-        return _title(self.policy)
+        return title(self.policy)
 
     @property
     def namespace(self) -> str:
@@ -164,7 +164,7 @@ def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
             continue
         said = (spec.get("enableDefaultDeny") or {}).get(INGRESS)
         if said is True or (said is None and (spec.get("ingress") or spec.get("ingressDeny"))):
-            (closing if selects else perhaps).append(_title(policy))
+            (closing if selects else perhaps).append(title(policy))
         rules += _rules(policy, path, spec, INGRESS, certain=bool(selects))
     return Policies(closing, rules, perhaps)
 
@@ -174,12 +174,8 @@ def egress(near: Around) -> list[Rule]:
     return [rule for policy, path, spec in _specs(near) for rule in _rules(policy, path, spec, EGRESS)]
 
 
-def not_understood(near: Around) -> list[str]:
-    """Return the titles of policies that can't be read."""
-    return [_title(policy) for policy in near.cilium if not _is_understood(policy)]
-
-
-def _is_understood(policy: Json) -> bool:
+def is_understood(policy: Json) -> bool:
+    """Whether all that a policy says can be read here."""
     try:
         for spec in _told(policy):
             _selects(policy, spec[1], {})
@@ -196,9 +192,8 @@ def _is_understood(policy: Json) -> bool:
 def _specs(near: Around) -> Iterator[tuple[Json, str, Json]]:
     """Yield what policies say of pods, with its place."""
     for policy in near.cilium:
-        if _is_understood(policy):
-            for path, spec in _told(policy):
-                yield policy, path, spec
+        for path, spec in _told(policy):
+            yield policy, path, spec
 
 
 def _told(policy: Json) -> Iterator[tuple[str, Json]]:
@@ -267,7 +262,8 @@ def _namespace(policy: Json) -> str:
     return str(policy["metadata"].get("namespace", ""))
 
 
-def _title(policy: Json) -> str:
+def title(policy: Json) -> str:
+    """Return kind and name of a policy, for a message."""
     return f"{policy['kind']} {policy['metadata']['name']}"
 
 

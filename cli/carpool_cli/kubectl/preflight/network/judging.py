@@ -22,6 +22,19 @@ if TYPE_CHECKING:
     from carpool_cli.kubectl.preflight.scene import Around, Json, Peer, Subject
 
 
+def understood(near: Around) -> Around:
+    """Return the same without policies that can't be read, and with their titles."""
+    readable: dict[str, list[Json]] = {"cilium": [], "calico": []}
+    broken = []
+    for kind, of, policies in (("cilium", cilium, near.cilium), ("calico", calico, near.calico)):
+        for policy in policies:
+            if of.is_understood(policy):
+                readable[kind].append(policy)
+            else:
+                broken.append(of.title(policy))
+    return near._replace(cilium=readable["cilium"], calico=readable["calico"], not_understood=broken)
+
+
 def network_policies(
     subject: Subject, pod: Json, found: Ports, near: Around, addresses: Sequence[str]
 ) -> Iterator[Finding]:
@@ -78,11 +91,6 @@ def _selecting(subject: Subject, pod: Json, near: Around) -> Policies:
         [each for kind in kinds for each in kind.rules],
         [each for kind in kinds for each in kind.perhaps],
     )
-
-
-def not_understood(near: Around) -> list[str]:
-    """Return the titles of policies that can't be read, and are left out."""
-    return [*cilium.not_understood(near), *calico.not_understood(near)]
 
 
 def _admitted(selecting: Policies, pod: Json, found: Ports) -> Iterator[Finding]:
