@@ -103,7 +103,8 @@ class Sidecar:
         self._backlog = shares.backlog
         self.backend = _backend(config, upstream, budget, turns, shares.forwarded)
         self.stalls = StallWatcher()
-        self.health = Health(self.backend, self._found, monotonic, self.log)
+        patience = 0.0 if upstream is None else float(upstream.patience)
+        self.health = Health(self.backend, self._found, monotonic, self.log, patience)
         self.driver = Driver(
             self.batcher,
             self.backend,

@@ -51,8 +51,10 @@ def around(namespace=NAMESPACE, services=(), policies=(), autoscalers=(), **othe
     return Around(namespace, list(services), list(policies), list(autoscalers), **others)
 
 
-def all_of(near, of=None):
-    return checks.all_of(of or subject(), Dry(plain()), Dry(pod()), near)
+def all_of(near, of=None, account=None):
+    """All findings; ``account``: the service account that the pod runs as, which the server writes into it."""
+    runs_as = {} if account is None else {"serviceAccountName": account}
+    return checks.all_of(of or subject(), Dry(plain()), Dry(pod(**runs_as)), near)
 
 
 def codes(near, of=None):

@@ -18,6 +18,7 @@ _Port = Annotated[int, Meta(ge=1, le=65535)]
 class Injection(Struct, frozen=True, rename="camel"):
     """In front of what a sidecar stands, and its ports; ``None`` where that is not known."""
 
+    version: str = ""
     container: str = ""
     port: _Port | None = None
     data_port: _Port | None = None

@@ -68,6 +68,8 @@ class Pod(Struct, frozen=True, kw_only=True):
     """The one that the sidecar stands before; ``""`` where that can't be read."""
     ready_after: float = 0.0
     """Seconds from its creation until it last became ready; 0 while it is not."""
+    current: bool = False
+    """Whether its sidecar is of this operator's version."""
 
 
 class Namespace(Struct, frozen=True):

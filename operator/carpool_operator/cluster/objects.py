@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 ANNOTATED = names.PREFIX + "annotated"
 """Label of a policy that is kept for a Deployment's annotations, which owns it. A copy under another name is a
 person's."""
+
+VERSION = version("carpool-serving")
 
 LONGEST_REFUSAL = 400
 """Characters kept of why pods are refused."""
@@ -135,6 +138,7 @@ class RawPod(Struct, frozen=True):
             deleting=bool(meta.deletion_timestamp),
             template_hash=meta.labels.get(BY_NAME[kind].revision, ""),
             container=injection.container[:63],
+            current=injection.version == VERSION,
         )
 
 

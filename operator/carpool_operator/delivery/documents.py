@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from carpool.exchange.change import Change
-from carpool.policy.spec import BatchingPolicy, PassThrough, Tuning
+from carpool.policy.spec import BatchingPolicy, PassThrough, PassThroughMode, Tuning, TuningMode
 from carpool_operator.api.model import Document, Target
 
 if TYPE_CHECKING:
@@ -50,9 +50,29 @@ def told(policy: BatchingPolicy) -> BatchingPolicy:
     )
 
 
-def without_modes(policy: BatchingPolicy) -> BatchingPolicy:
-    """Return the same as operators before decision 52 said it."""
-    return replace(policy, tuning=Tuning(), pass_through=PassThrough())
+def without_modes(policy: BatchingPolicy, *, hold: bool = True) -> BatchingPolicy:
+    """Return the same without the modes that may end first calls; ``hold``: Hold is one for the sidecars there are."""
+    tuning, passing = policy.tuning, policy.pass_through
+    return replace(
+        policy,
+        tuning=Tuning() if hold and tuning.mode is TuningMode.HOLD else tuning,
+        pass_through=PassThrough() if passing.mode is PassThroughMode.NEVER else passing,
+    )
+
+
+def leaves_unsaid(said: BatchingPolicy | None, policy: BatchingPolicy) -> bool:
+    """Whether a document's policy is this one but for modes that it lacks.
+
+    Operators before decision 52 wrote it so, and later ones that went on from such a document.
+    """
+    bare = replace(policy, tuning=Tuning(), pass_through=PassThrough())
+    return (
+        said is not None
+        and said != policy
+        and replace(said, tuning=Tuning(), pass_through=PassThrough()) == bare
+        and said.tuning in {bare.tuning, policy.tuning}
+        and said.pass_through in {bare.pass_through, policy.pass_through}
+    )
 
 
 class Publisher:

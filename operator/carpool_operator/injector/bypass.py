@@ -93,11 +93,11 @@ def _named_elsewhere(kind: Kind, namespace: str, owner: str, container: str, por
 
 
 def named_ports(pod: Json) -> dict[str, int]:
-    """Return a pod's ports that have names, as Services find them: of two with one name the first."""
+    """Return a pod's TCP ports that have names, as Services find them: of two with one name the first."""
     everyone = (*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or []))
     found: dict[str, int] = {}
     for port in (port for container in everyone for port in container.get("ports") or []):
-        if port.get("name"):
+        if port.get("name") and port.get("protocol", "TCP") == "TCP":
             found.setdefault(port["name"], port["containerPort"])
     return found
 
@@ -120,6 +120,8 @@ def bypasses(service: Json, pod: Json, manifest: Json | None = None) -> list[Byp
     found = []
     for index, port in enumerate(spec.get("ports") or []):
         target = port.get("targetPort", port["port"])
+        if port.get("protocol", "TCP") != "TCP":  # the sidecar leaves others to the model
+            continue
         if named.get(target, target) != status.port:
             continue
         name = port_name(pod, namespace, manifest)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from carpool.policy.durations import Quantity
+from carpool.policy.durations import Duration, Quantity
 from carpool.policy.plain import to_plain
 from carpool_operator.api import annotations as names
 from carpool_operator.injector import capture
@@ -30,8 +29,8 @@ CHANGES = "/etc/carpool/change"
 CONFIG = "CARPOOL_CONFIG"
 """The variable that has a sidecar's configuration."""
 
-ASKS = 2
-"""Seconds between two questions of the kubelet whether a sidecar is ready."""
+FOR_EVER = Duration(30 * 86400.0)
+"""A probe may bear failures for centuries, and no duration is written so."""
 
 LAME = 5
 """Seconds that a sidecar goes on accepting, unready, while load balancers catch up."""
@@ -70,9 +69,9 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
         notes.append(Note.GRACE_RAISED)
         grace = spec["terminationGracePeriodSeconds"] = MIN_GRACE
     # 4. The sidecar, last: it starts after what initializes the pod, and costs that no resources
-    config = sidecar_config(inject, settings, drain_key, ready=ready, limit=grace - TO_END)
+    patience = _patience(model.get("readinessProbe") or {})
+    config = sidecar_config(inject, settings, drain_key, ready=ready, patience=patience, limit=grace - TO_END)
     sidecar = _container(inject, settings, config)
-    sidecar["readinessProbe"]["failureThreshold"] = _patience(model.get("readinessProbe"))
     if spec.get("resources"):
         spec["resources"] = raised(spec["resources"], inject.resources)
     exclude(spec, inject.admin_port)
@@ -159,17 +158,20 @@ def skipped(pod: Json, why: str) -> Json:
     return pod
 
 
-def sidecar_config(inject: Inject, settings: Settings, drain_key: str, *, ready: str | None, limit: int) -> Json:
+def sidecar_config(
+    inject: Inject, settings: Settings, drain_key: str, *, ready: str | None, patience: Duration, limit: int
+) -> Json:
     """Return what a sidecar is told, as its configuration file has it.
 
-    ``ready``: path that says whether the model can serve, where its probe has one. ``limit``: seconds that a drain may
-    take. Under an operator it promises nothing and passes all through until it is told more.
+    ``ready``: path that says whether the model can serve, where its probe has one; ``patience``: for how long that
+    probe bears that it can't. ``limit``: seconds that a drain may take. Under an operator it promises nothing and
+    passes all through until it is told more.
     """
     # Half of the memory for bodies; the rest is the process and its tuner.
     held = Quantity(inject.resources.memory // 2)
     upstream: Json = {"url": f"http://127.0.0.1:{inject.port}", "maxConnections": 4096}
     if ready is not None:
-        upstream["ready"] = ready
+        upstream |= {"ready": ready, "patience": str(patience)}
     config: Json = {
         # Of IPv4 and of IPv6: a pod may have either, or both.
         "listen": f"*:{inject.data_port}",
@@ -228,14 +230,12 @@ def _readiness_path(spec: Json, model: Json, inject: Inject) -> str | None:
     return "/" + quote(path, safe="%/?:@!$&'()*+,;=-._~[]")
 
 
-def _patience(probe: Json | None) -> int:
-    """Return after how many failures the pod is unready: no sooner than by the model's own readiness probe.
+def _patience(probe: Json) -> Duration:
+    """Return how long the pod stays ready by the model's own readiness probe, while that fails.
 
     What that tolerates for seconds, such as a model that loads another version, would take all replicas out at once.
     """
-    if not probe:
-        return 2
-    return max(2, math.ceil((probe.get("periodSeconds") or 10) * (probe.get("failureThreshold") or 3) / ASKS))
+    return min(Duration((probe.get("periodSeconds") or 10) * (probe.get("failureThreshold") or 3)), FOR_EVER)
 
 
 def _container(inject: Inject, settings: Settings, config: Json) -> Json:
@@ -258,7 +258,7 @@ def _container(inject: Inject, settings: Settings, config: Json) -> Json:
         "ports": [{"name": "carpool-admin", "containerPort": inject.admin_port, "protocol": "TCP"}],
         # No startupProbe: the model's containers would wait for it, and it may need one of them, of a mesh that asks
         # in the kubelet's place.
-        "readinessProbe": _probe("/readyz", inject.admin_port, period=ASKS, timeout=5, failures=2),
+        "readinessProbe": _probe("/readyz", inject.admin_port, period=2, timeout=5, failures=2),
         # A minute: restarting a proxy that was paused with its node loses what it holds.
         "livenessProbe": _probe("/livez", inject.admin_port, period=10, timeout=5, failures=6),
         "resources": inject.resources.written(),

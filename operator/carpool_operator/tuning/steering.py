@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from carpool.exchange.decision import Reason
 from carpool.policy.spec import FallbackBehavior, TuningMode
 from carpool.tuning.exploration import LASTS
-from carpool_operator.delivery.documents import EVERY, Publisher, told, without_modes
+from carpool_operator.delivery.documents import EVERY, Publisher, leaves_unsaid, told, without_modes
 from carpool_operator.tuning.canary import Answers, Patience, Trial, Verdict, choose
 from carpool_operator.tuning.capacity import TargetLoad, autoscaler_of, for_autoscaler, full_of
 from carpool_operator.tuning.cold_start import ColdStarts
@@ -87,6 +87,8 @@ class Steering:
         self.every_since = 0
         """Generation that brought the parameters of models that are not named."""
         self._restored: Change | None = None
+        self._uncompared: Change | None = None
+        """The same, until it was compared with the policy."""
         self._unsaid: int | None = None
         """Generation of the policy of which an older operator's documents say no modes, while these stay unsaid."""
         self._recalled: dict[str, int] = {}
@@ -113,7 +115,7 @@ class Steering:
     def restore(self, change: Change) -> None:
         """Go on from what the ConfigMap holds."""
         self.publisher.restore(change)
-        self._restored = change
+        self._restored = self._uncompared = change
         self.every_since = change.generation
 
     def recall(self, models: Iterable[TargetModel]) -> None:
@@ -172,18 +174,23 @@ class Steering:
     def _told(self, policy: BatchingPolicy, view: View) -> BatchingPolicy:
         """Return what sidecars are told of a policy.
 
-        An upgrade of the operator changes nothing that runs. First calls go on under documents without modes, and may
-        end with these, at one call at a time. So they wait until all models are named, or somebody edits the policy.
+        An upgrade of the operator changes nothing that runs. First calls go on under documents without modes, and
+        passThrough: Never would end them, at one call at a time; in older sidecars Hold would, too. Never waits until
+        all models are named, Hold until all sidecars are of today, and both end when somebody edits the policy.
         """
-        part, before, generation = told(policy), self.publisher.change, view.policy.generation
-        if before is not None and before is self._restored:
-            unedited = view.policy.status.get("observedGeneration") == generation
-            if unedited and before.policy != part and before.policy == without_modes(part):
-                self._unsaid = generation
+        part, generation = told(policy), view.policy.generation
+        before, self._uncompared = self._uncompared, None
+        unedited = view.policy.status.get("observedGeneration") == generation
+        if before is not None and unedited and leaves_unsaid(before.policy, part):
+            self._unsaid = generation
         named = bool(self.models) and all(learned.decided for learned in self.models.values())
         if named or self._unsaid != generation:
             self._unsaid = None
-        return part if self._unsaid is None else without_modes(part)
+            return part
+        pods, change = view.pods.get(self.target, ()), self.publisher.change
+        of_today = bool(pods) and all(pod.current for pod in pods)
+        said = change is not None and change.policy is not None and change.policy.tuning == part.tuning
+        return without_modes(part, hold=not (of_today or said))
 
     def _follow(self, now: float, policy: BatchingPolicy, part: BatchingPolicy, kept: bool | None) -> None:
         known = {model.name: model for model in policy.models}

@@ -86,8 +86,8 @@ class Backend(Protocol):
         """Whether a request for inference that is too large to be batched can be forwarded as it comes."""
 
     @property
-    def readiness(self) -> bytes:
-        """The target that answers 200 when the models can be served."""
+    def readiness(self) -> bytes | None:
+        """The target that surely answers 200 when the models can be served, and else an error; None: not known."""
 
     def axis(self, model: str) -> Axis | None:
         """Say which axis of a model is the batch, where that is known here; None: by what its server says."""

@@ -80,7 +80,7 @@ class UpstreamBackend:
             )
 
         self._timeout, self._patience = config.silence(), config.silence(forwarded=True)
-        self.readiness = config.ready.encode()
+        self.readiness = None if config.ready is None else config.ready.encode()
         self._inference = pool(config.max_connections, "upstream.maxConnections")
         self._forwarding = pool(max_forwarded or config.max_forwarded, "upstream.maxForwarded")
         self._probes = pool(PROBES, "upstream.maxForwarded")

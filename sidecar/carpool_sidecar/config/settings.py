@@ -35,8 +35,8 @@ class Upstream(Camel, frozen=True):
     """The model server beside this process: ``http://host:port`` or ``unix:/path``.
 
     ``silence``: how long it may be silent. ``retry``: send a batch once more whose connection died before any byte of
-    an answer; it may then be computed twice. ``ready``: the path that says whether the model can serve; by default V2
-    has one, and a server that does not know it is ready when it accepts connections.
+    an answer; it may then be computed twice. ``ready``: the path that says whether the model can serve; unset, V2's is
+    asked, and a server that does not know it is ready when it accepts connections.
     """
 
     url: str
@@ -52,9 +52,13 @@ class Upstream(Camel, frozen=True):
     """Connections for what is forwarded at most, open tunnels included; likewise."""
     retry: bool = False
     """Send a batch once more whose connection died before any byte of an answer; it may be computed twice."""
-    ready: str = "/v2/health/ready"
+    ready: str | None = None
     """Path that says whether the model can serve: by 200 to 399, as for a kubelet. A 401, 403, 404, 405 or 501, or an
-    answer that is no HTTP/1.1, or a connection that it closes, counts as ready: it accepts connections."""
+    answer that is no HTTP/1.1, or a connection that it closes, counts as ready: it accepts connections. Unset:
+    `/v2/health/ready`, which a server need not know."""
+    patience: Duration = Duration(0.0)
+    """For how long a model that was ready may answer that path with other codes, or not answer, before the sidecar
+    reports unready. One that refuses connections is unready at once."""
     count_queue: bool = True
     """While a gate admits token streams: add the requests that wait at it to those that wait in the engine, in the
     engine's `/metrics` on the data port, where an endpoint picker reads them. False: they pass unchanged."""
@@ -265,7 +269,7 @@ class SidecarConfig(Camel, frozen=True):
             raise PolicyError("jobs.path", "is empty: name a file, e.g. /var/lib/carpool/jobs.db")
         if self.upstream is not None:
             _validate_url(self.upstream.url)
-            if not self.upstream.ready.startswith("/"):
+            if self.upstream.ready is not None and not self.upstream.ready.startswith("/"):
                 raise PolicyError("upstream.ready", f"{self.upstream.ready!r} is not a path: begin it with /")
         return self
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 
 import pytest
 from things import as_kept, deployment, pod, policy
@@ -89,6 +90,13 @@ def test_a_pod_s_container_is_what_the_webhook_wrote_or_unknown(status, containe
     body["metadata"]["annotations"]["carpool.dev/status"] = status
     assert as_kept(RawPod, body).container == container
     assert as_kept(RawPod, pod()).container == ""
+
+
+@pytest.mark.parametrize(("written", "current"), [(version("carpool-serving"), True), ("0.0.1", False), (None, False)])
+def test_a_pod_s_sidecar_is_of_the_operator_s_version_or_another(written, current):
+    body = pod()
+    body["metadata"]["annotations"]["carpool.dev/status"] = json.dumps({} if written is None else {"version": written})
+    assert as_kept(RawPod, body).current is current
 
 
 def test_a_pod_that_ended_or_is_nobody_s_is_not_kept():

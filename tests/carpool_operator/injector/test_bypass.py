@@ -51,6 +51,14 @@ def test_another_name_of_the_model_s_port_leads_past_it():
     assert bypasses(service({"port": 80, "targetPort": "alt"}), pod) == [], "the first container of that name counts"
 
 
+@pytest.mark.parametrize("target", ["quic", 9000])
+def test_what_is_no_tcp_leads_to_the_model_as_before(target):
+    pod = injected({"name": "http", "containerPort": 9000}, {"name": "quic", "containerPort": 9000, "protocol": "UDP"})
+    assert bypasses(service({"port": 443, "protocol": "UDP", "targetPort": target}), pod) == []
+    pod["spec"]["containers"].append({"name": "other", "ports": [{"name": "quic", "containerPort": 24224}]})
+    assert bypasses(service({"port": 443, "targetPort": "quic"}), pod) == [], "a name is one of its protocol"
+
+
 def test_without_a_target_port_it_is_the_port():
     assert [found.port for found in bypasses(service({"port": 9000}), NAMED)] == [9000]
 

@@ -221,20 +221,25 @@ def test_the_readiness_path_is_as_the_kubelet_asks_for_it(path, ready):
 @pytest.mark.parametrize(
     ("probe", "seconds"),
     [
-        (None, 4),
+        (None, 0),
         ({"httpGet": {"port": "http"}}, 30),
-        ({"tcpSocket": {"port": "http"}}, 30),
-        ({"exec": {"command": ["true"]}, "periodSeconds": 5, "failureThreshold": 1}, 6),
-        ({"httpGet": {"port": "http"}, "periodSeconds": 1, "failureThreshold": 1}, 4),
+        ({"tcpSocket": {"port": "http"}}, 0),
+        ({"exec": {"command": ["true"]}, "periodSeconds": 5, "failureThreshold": 10}, 0),
+        ({"httpGet": {"port": "http", "httpHeaders": [{"name": "a", "value": "b"}]}}, 0),
+        ({"httpGet": {"port": "http"}, "periodSeconds": 1, "failureThreshold": 1}, 1),
         ({"httpGet": {"port": "http"}, "periodSeconds": None, "failureThreshold": 60}, 600),
+        ({"httpGet": {"port": "http"}, "periodSeconds": 10, "failureThreshold": 2**31 - 1}, 30 * 86400),
     ],
 )
-def test_the_pod_becomes_unready_no_sooner_than_by_the_model_s_own_probe(probe, seconds):
+def test_the_sidecar_is_as_patient_as_the_model_s_own_probe_that_it_asks_for(probe, seconds):
     """A model may say for seconds that it is not ready, while it loads another version: in all replicas at once."""
     given = pod(readinessProbe=probe)
     patched = patch(given, decide(given, TARGET, SETTINGS), SETTINGS, "0123456789abcdef")
-    own = patched["spec"]["initContainers"][-1]["readinessProbe"]
-    assert own["periodSeconds"] * own["failureThreshold"] == seconds
+    sidecar = patched["spec"]["initContainers"][-1]
+    assert parse(sidecar["env"][0]["value"].replace("$$", "$")).upstream.patience == seconds
+    # A sidecar that drains or hangs shows it at once.
+    own = sidecar["readinessProbe"]
+    assert own["periodSeconds"] * own["failureThreshold"] == 4
 
 
 @pytest.mark.parametrize(

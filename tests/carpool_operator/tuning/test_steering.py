@@ -131,6 +131,51 @@ def test_after_an_upgrade_the_modes_are_told_once_all_models_are_named():
     assert others[-1].change.policy.pass_through == NEVER
 
 
+@pytest.mark.parametrize("modes", [{}, {"pass_through": NEVER}])
+def test_after_an_upgrade_recommend_is_told_at_once(modes):
+    """It ends no first calls; told Apply, sidecars would send requests of their own."""
+    world = upgraded(tuning=Tuning(mode=TuningMode.RECOMMEND), **modes)
+    world.run(300, 60)
+    world.restart_operator()
+    world.run(300, 60)
+    (document,) = world.documents()
+    assert document.change.policy.tuning.mode is TuningMode.RECOMMEND
+    assert document.change.policy.pass_through == PassThrough(), "nobody decides, so first calls go on"
+    world.edit(spec(0.04, tuning=Tuning(mode=TuningMode.RECOMMEND), **modes))
+    world.run(0, 10)
+    assert world.documents()[-1].change.policy.pass_through == modes.get("pass_through", PassThrough())
+
+
+def test_after_an_upgrade_hold_is_told_when_no_sidecar_is_older():
+    """Older ones end first calls by it."""
+    world = upgraded(tuning=Tuning(mode=TuningMode.HOLD))
+    first, second = world.pods
+    first.pod = replace(first.pod, current=True)
+    world.run(300, 60)
+    assert world.documents() == []
+    second.pod = replace(second.pod, current=True)
+    world.run(300, 60)
+    (document,) = world.documents()
+    assert document.change.policy.tuning.mode is TuningMode.HOLD
+    first.pod = replace(first.pod, current=False)
+    world.run(300, 60)
+    assert len(world.documents()) == 1, "what was said is not taken back"
+
+
+def test_what_was_edited_while_the_workload_was_away_is_no_upgrade():
+    world = World(spec(), pods=2)
+    world.run(0, 10)
+    workload, pods = world.workload, world.pods
+    world.restart_operator()
+    world.workload, world.pods = None, []
+    world.edit(spec(pass_through=NEVER))
+    world.step(world.now + 1, [])
+    assert world.status["observedGeneration"] == world.policy.generation
+    world.workload, world.pods = workload, pods
+    world.run(0, 60)
+    assert world.documents()[-1].change.policy.pass_through == NEVER
+
+
 @pytest.mark.parametrize("modes", MODES)
 def test_after_an_upgrade_an_edited_policy_is_told_as_it_is(modes):
     world = upgraded(**modes)

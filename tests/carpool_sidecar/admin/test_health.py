@@ -75,7 +75,7 @@ SILENT = Document(0)
 class Server:
     """A model server's answers by path; 400 to all others, as TensorFlow Serving's."""
 
-    def __init__(self, answers, readiness=b"/v2/health/ready"):
+    def __init__(self, answers, readiness=None):
         self.answers = answers
         self.readiness = readiness
         self.traffic = Traffic(0, 0)
@@ -93,8 +93,8 @@ class Server:
         return self.connection
 
 
-def made(server, clock=lambda: 0.0):
-    return Health(server, lambda _: None, clock, logging.getLogger("test"))
+def made(server, clock=lambda: 0.0, patience=0.0):
+    return Health(server, lambda _: None, clock, logging.getLogger("test"), patience)
 
 
 @pytest.mark.parametrize(
@@ -229,9 +229,38 @@ async def test_a_server_that_says_503_to_all_it_does_not_know_is_ready_after_a_w
     server.connection = GONE
     server.now += 1.0
     assert not await looks(GONE, GONE)
-    assert not await looks(503, 503), "another process may be there, which loads its model"
-    server.now += 59.0
-    assert not await looks(503, 503)
+    assert await looks(503, 503), "it is the same server after a restart"
+    looks.health.unreachable()
+    assert await looks(503, 503), "one call that found nobody does not take it out for another minute"
+
+
+async def test_a_server_that_loads_for_longer_than_that_and_then_speaks_v2_is_believed(looks):
+    server = looks.server
+    for _ in range(61):
+        await looks(503, 503)
+        server.now += 1.0
+    assert looks.health.ready
+    for _ in range(30):
+        await looks(503, 200)
+        server.now += 1.0
+    assert looks.health.reason == "the model answers that question with 503"
+    looks.health.unreachable()
+    for _ in range(300):
+        assert not await looks(503, 503), "it loads its model again"
+        server.now += 1.0
+
+
+@pytest.mark.parametrize("meanwhile", ["restarts", "refuses one call"])
+@pytest.mark.parametrize("before", [(200, 200), (503, 200), (400, 200)])
+async def test_503_of_a_server_that_ever_spoke_v2_is_believed_for_ever(looks, before, meanwhile):
+    await looks(*before)
+    if meanwhile == "restarts":
+        await looks(GONE, GONE)
+    else:
+        looks.health.unreachable()
+    for _ in range(300):
+        assert not await looks(503, 503)
+        looks.server.now += 1.0
 
 
 @pytest.mark.parametrize("live", [200, 404, SILENT])
@@ -249,9 +278,11 @@ async def test_the_while_begins_anew_with_another_answer(looks):
         looks.server.now += 1.0
 
 
-async def test_503_at_a_path_that_somebody_named_is_believed_for_ever(looks):
+@pytest.mark.parametrize("path", [b"/healthy", READY])
+@pytest.mark.parametrize("status", [503, 400])
+async def test_errors_at_a_path_that_somebody_named_are_believed_for_ever(looks, path, status):
     server = looks.server
-    server.readiness, server.answers = b"/healthy", {b"/healthy": 503}
+    server.readiness, server.answers = path, {path: status, LIVE: status}
     for _ in range(300):
         looks.health.observe(await looks.health.look())
         assert not looks.health.ready
@@ -278,3 +309,29 @@ async def test_a_path_that_somebody_named_is_always_asked(looks):
         looks.health.observe(await looks.health.look())
         assert looks.health.ready is (status != 500)
     assert server.asked == [b"/healthy"] * 4
+
+
+async def test_a_model_that_was_ready_may_say_for_a_while_that_it_is_not():
+    """As long as its own probe bears it: Triton says so while it loads another version, in all replicas at once."""
+    server = Server({}, readiness=READY)
+    health = made(server, lambda: server.now, patience=30.0)
+
+    async def is_ready(answer):
+        server.answers = {READY: answer}
+        health.observe(await health.look())
+        server.now += 1.0
+        return health.ready
+
+    assert not await is_ready(503)  # it was never ready
+    for _ in range(2):
+        assert await is_ready(200)
+        assert [await is_ready(503) for _ in range(20)] == [True] * 20
+        assert await is_ready(200)  # it begins anew
+        assert [await is_ready((503, SILENT, HANGS_UP)[each % 3]) for each in range(30)] == [True] * 30
+        assert health.reason == "ready"
+        assert [await is_ready(503) for _ in range(3)] == [False] * 3
+    assert await is_ready(200)
+    assert not await is_ready(GONE)  # nobody is there: at once
+    assert await is_ready(200)
+    health.unreachable()
+    assert not await is_ready(503)  # another process may be there

@@ -123,7 +123,7 @@ async def test_a_server_of_another_protocol_or_that_hangs_up_is_there(said, rese
 
 
 async def test_readiness_may_be_asked_elsewhere(world):
-    assert backend(world).readiness == b"/v2/health/ready"
+    assert backend(world).readiness is None
     assert backend(world, ready="/healthz").readiness == b"/healthz"
 
 

@@ -152,6 +152,16 @@ async def test_ready_only_with_the_model(world):  # ready before the model
     assert (await admin.get(b"/readyz")).status == 200
 
 
+async def test_a_model_that_was_ready_may_say_for_a_while_that_it_is_not(world):
+    upstream = {"url": f"http://127.0.0.1:{world.model.port}"}
+    patient, strict = [await world.sidecar(upstream={**upstream, "patience": each}) for each in ("1h", "0s")]
+    world.model.documents[b"/v2/health/ready"] = (503, {})
+    assert patient.ready
+    patient.health.observe(await patient.health.look())
+    await world.until(lambda: not strict.ready)
+    assert patient.ready
+
+
 # ------------------------------------------------------------------------------------------------------------ MLServer
 
 

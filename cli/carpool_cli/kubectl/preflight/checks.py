@@ -9,7 +9,7 @@ from carpool_cli.kubectl.preflight import ways
 from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
-from carpool_cli.kubectl.preflight.network.judging import admin_port, network_policies
+from carpool_cli.kubectl.preflight.network.judging import admin_port, network_policies, understood
 from carpool_cli.kubectl.preflight.room import room_for_all
 from carpool_cli.kubectl.preflight.scene import addresses
 from carpool_operator.api import annotations as names
@@ -221,6 +221,9 @@ def capture(subject: Subject, pod: Json) -> Iterator[Finding]:
 
 def unread(subject: Subject, near: Around) -> Iterator[Finding]:
     """Say what was not looked at."""
+    if near.not_understood:
+        message = f"not looked at, since it is not understood: {'; '.join(near.not_understood)}"
+        yield Finding(Code.NOT_LOOKED_AT, Effect.NOTE, message, "compare the ports that it names by hand")
     if near.unread:
         message = f"not looked at, since it could not be read: {'; '.join(near.unread)}"
         fix = f"ask for the right to list these, and look again: kubectl carpool preflight {subject.resource} -n "
@@ -234,6 +237,7 @@ def all_of(
 
     ``running``: its pods; ``None`` where one may not read them.
     """
+    near = understood(near)
     found = list(outcome(subject, plain, injected, near))
     before = plain.pod or plain.sent
     if before is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -41,14 +42,17 @@ OPERATOR = {"app.kubernetes.io/name": "carpool", "app.kubernetes.io/component": 
 
 
 class Peer(NamedTuple):
-    """A pod as a NetworkPolicy sees it. ``addresses``: its own, where they are known."""
+    """A pod as a NetworkPolicy sees it. ``addresses``: its own, where they are known; ``account``: it runs as that."""
 
     namespace: Mapping[str, str]
     labels: Mapping[str, str]
     addresses: tuple[str, ...] = ()
+    account: str = "default"
 
 
-DEFAULT_OPERATOR = Peer({NAME: "carpool-system"}, {**OPERATOR, "app.kubernetes.io/instance": "carpool"})
+DEFAULT_OPERATOR = Peer(
+    {NAME: "carpool-system"}, {**OPERATOR, "app.kubernetes.io/instance": "carpool"}, account="carpool-operator"
+)
 """As the chart makes it by default."""
 
 
@@ -56,7 +60,7 @@ class Around(NamedTuple):
     """One namespace, what is in it besides workloads, and what elsewhere may concern its pods.
 
     ``policies``, ``authorizations`` (Istio's), ``cilium`` and ``calico`` are of all namespaces, where one may read
-    these. ``unread``: what could not be read.
+    these. ``unread``: what could not be read. ``not_understood``: policies that were left out.
     """
 
     namespace: Json
@@ -72,6 +76,7 @@ class Around(NamedTuple):
     pools: Sequence[Json] = ()
     operators: Sequence[Peer] = (DEFAULT_OPERATOR,)
     unread: Sequence[str] = ()
+    not_understood: Sequence[str] = ()
 
     @property
     def labels(self) -> dict[str, str]:
@@ -242,6 +247,12 @@ def addresses(pod: Json) -> tuple[str, ...]:
     return tuple(each["ip"] for each in (pod.get("status") or {}).get("podIPs") or [])
 
 
+def peer_of(namespace: Mapping[str, str], pod: Json) -> Peer:
+    """Return a pod as policies see it; ``namespace``: the labels of its namespace."""
+    account = (pod.get("spec") or {}).get("serviceAccountName") or "default"
+    return Peer(namespace, pod["metadata"].get("labels") or {}, addresses(pod), account)
+
+
 def _peer(cluster: Cluster, pod: Json) -> Peer:
     metadata = pod["metadata"]
     try:
@@ -249,7 +260,7 @@ def _peer(cluster: Cluster, pod: Json) -> Peer:
         labels = msgspec.json.decode(text)["metadata"].get("labels") or {}
     except (ForbiddenError, NotFoundError):
         labels = {}
-    return Peer({NAME: metadata["namespace"], **labels}, metadata.get("labels") or {}, addresses(pod))
+    return peer_of({NAME: metadata["namespace"], **labels}, pod)
 
 
 def _readable(cluster: Cluster, resource: str, *flags: str) -> list[Json] | None:
@@ -265,16 +276,21 @@ def _readable(cluster: Cluster, resource: str, *flags: str) -> list[Json] | None
 def _everywhere(cluster: Cluster, *groups: Sequence[str]) -> list[Json] | None:
     """Return objects of all namespaces, by the first group of kinds that the cluster has and one may read.
 
-    None where it has no such group, and ``None`` where one may not read it, or it is away.
+    It may have some kinds of a group only. None where it has no such group, and ``None`` where one may not read all
+    that it has of it, or that is away.
     """
     unread = False
     for kinds in groups:
+        listed = []
         try:
-            return [each for kind in kinds for each in _list(cluster, kind, "--all-namespaces")]
-        except NoKindError:
-            continue
+            for kind in kinds:
+                with suppress(NoKindError):
+                    listed.append(_list(cluster, kind, "--all-namespaces"))
         except (ForbiddenError, AwayError):
             unread = True
+            continue
+        if listed:
+            return [each for found in listed for each in found]
     return None if unread else []
 
 

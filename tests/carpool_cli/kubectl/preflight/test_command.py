@@ -143,6 +143,27 @@ def test_policies_of_network_plugins_are_read_where_the_cluster_has_them(shop, g
 
 
 @pytest.mark.parametrize(
+    ("kind", "policy"),
+    [
+        ("ciliumnetworkpolicies.cilium.io", CILIUM_S),
+        ("ciliumclusterwidenetworkpolicies.cilium.io", {**CILIUM_S, "metadata": {"name": "c"}}),
+        ("networkpolicies.projectcalico.org", CALICO_S),
+        ("globalnetworkpolicies.crd.projectcalico.org", {**CALICO_S, "metadata": {"name": "c"}}),
+    ],
+)
+def test_one_kind_of_policies_is_read_where_the_cluster_lacks_the_other(shop, kind, policy):
+    shop.state[kind] = items(policy)
+    assert shop.look()[1].keys() == {"NotAsked", "NetworkPolicyByNumber", "AdminPortClosed"}
+
+
+def test_a_policy_that_is_not_understood_ends_nothing(shop):
+    broken = {**CALICO_S, **named("d", selector="app ~ 'web'")}
+    shop.state["networkpolicies.projectcalico.org"] = items(CALICO_S, broken)
+    code, found = shop.look()
+    assert (code, found.keys()) == (3, {"NotAsked", "NetworkPolicyByNumber", "AdminPortClosed", "NotLookedAt"})
+
+
+@pytest.mark.parametrize(
     ("kind", "named"),
     [
         ("ciliumnetworkpolicies.cilium.io", "Cilium's policies"),

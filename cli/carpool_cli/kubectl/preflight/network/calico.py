@@ -1,4 +1,4 @@
-"""Calico's policies, of a namespace and of the cluster. Rules are compared one by one, and their order is not.
+"""Calico's policies, of a namespace and of the cluster.
 
 Field semantics: https://docs.tigera.io/calico/latest/reference/resources/networkpolicy.
 """
@@ -6,12 +6,14 @@ Field semantics: https://docs.tigera.io/calico/latest/reference/resources/networ
 from __future__ import annotations
 
 from ipaddress import ip_address, ip_network
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool_cli.kubectl.preflight.findings import json_patch
 from carpool_cli.kubectl.preflight.network import calico_selector
-from carpool_cli.kubectl.preflight.network.rules import EGRESS, INGRESS, Policies
-from carpool_cli.kubectl.preflight.scene import NAME, Peer
+from carpool_cli.kubectl.preflight.network.calico_selector import both, negated
+from carpool_cli.kubectl.preflight.network.rules import BEYOND, EGRESS, INGRESS, Policies
+from carpool_cli.kubectl.preflight.scene import NAME, Peer, peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +26,11 @@ PORTS, NOT_PORTS = "ports", "notPorts"
 ADMITTING = frozenset({"Allow", "Pass"})
 """Actions by which a connection goes on. ``Pass`` leaves it to the next tier."""
 
-_PODS = frozenset({"selector", "namespaceSelector"})
-_PEERS = _PODS | {"nets"}
-"""Fields of a peer that are understood; one with others is surely nobody's."""
+_PODS = frozenset({"selector", "namespaceSelector", "serviceAccounts"})
+"""Fields of an end that are for pods: of the policy's own namespace, where none names another."""
+_ENDS = _PODS | {"notSelector", "nets"}
+"""Fields of an end that are understood; of one with others nobody knows whether it is a pod's."""
+_ANYBODY = Peer({NAME: ""}, {})
 
 
 class CalicoRule(NamedTuple):
@@ -35,11 +39,12 @@ class CalicoRule(NamedTuple):
     policy: Json
     way: str
     place: int
+    certain: bool = True
 
     @property
     def title(self) -> str:
         """Kind and name of its policy."""
-        return _title(self.policy)
+        return title(self.policy)
 
     @property
     def namespace(self) -> str:
@@ -60,8 +65,12 @@ class CalicoRule(NamedTuple):
     @property
     def peer(self) -> Json:
         """Who is at the other end, without ports; everybody where it names none."""
-        named = self.body.get("source" if self.way == INGRESS else "destination") or {}
-        return {key: value for key, value in named.items() if key not in {PORTS, NOT_PORTS} and value}
+        return _end(self.body, "source" if self.way == INGRESS else "destination")
+
+    @property
+    def near_end(self) -> Json:
+        """For which of the pods that its policy selects it is; for all where it names none."""
+        return _end(self.body, "destination" if self.way == INGRESS else "source")
 
     @property
     def open_to_all(self) -> bool:
@@ -75,7 +84,7 @@ class CalicoRule(NamedTuple):
 
     def covers(self, port: int, named: dict[str, int]) -> bool:
         """Whether it is for a port of a pod; ``named``: that pod's ports by name."""
-        body, ports = self.body, self._ports
+        body, ports = self.body, self.ports
         is_tcp = body.get("protocol") in {None, "TCP", 6} and body.get("notProtocol") not in {"TCP", 6}
         listed = ports.get(PORTS) or []
         in_list = not listed or any(_covers(each, port, named) for each in listed)
@@ -83,7 +92,7 @@ class CalicoRule(NamedTuple):
 
     def leaves_out(self, port: int) -> bool:
         """Whether it is for all ports but some, and this one is among those."""
-        ports = self._ports
+        ports = self.ports
         return not ports.get(PORTS) and any(_covers(each, port, {}) for each in ports.get(NOT_PORTS) or [])
 
     def includes(self, other: Rule) -> bool:
@@ -95,44 +104,55 @@ class CalicoRule(NamedTuple):
 
     def reaches(self, pod: Peer) -> bool:
         """Whether a pod is surely at the other end."""
-        peer = self.peer
-        if not peer.keys() <= _PEERS:
+        return _is_at(self.peer, self.namespace, pod) is True
+
+    def may_reach(self, pod: Peer) -> bool:
+        """Whether a pod may be at the other end, as far as is known."""
+        return _is_at(self.peer, self.namespace, pod) is not False
+
+    def after(self, other: Rule) -> bool:
+        """Whether it is further down in the same policy, or in one of a higher order and the same tier."""
+        if not isinstance(other, CalicoRule) or other.way != self.way:
             return False
-        if "nets" in peer and not _holds(peer["nets"], pod.addresses):
-            return False
-        at_home = not self.namespace or not _PODS & peer.keys() or pod.namespace[NAME] == self.namespace
-        if "namespaceSelector" not in peer and not at_home:
-            return False
-        of_namespace = {**pod.namespace, "projectcalico.org/name": pod.namespace[NAME]}
-        return calico_selector.matches(peer.get("selector", ""), _labels(pod)) and calico_selector.matches(
-            peer.get("namespaceSelector", ""), of_namespace
-        )
+        if other.policy is self.policy:
+            return self.place > other.place
+        mine, others = self.policy["spec"], other.policy["spec"]
+        return mine.get("tier") == others.get("tier") and _order(mine) > _order(others)
 
     def for_all_pods_of(self, other: Rule) -> bool:
         """Whether its policy surely selects all pods that the policy of ``other`` does."""
-        return isinstance(other, CalicoRule) and _selectors(self.policy) == _selectors(other.policy)
+        if not isinstance(other, CalicoRule) or _selectors(self.policy) != _selectors(other.policy):
+            return False
+        return not self.near_end or self.near_end == other.near_end
 
-    def patched(self, port: int) -> str:
+    def patched(self, port: int, like: int, named: dict[str, int]) -> str:  # noqa: ARG002 - as of other kinds
         """Return the command by which it treats one more port as those that it lists."""
-        field = NOT_PORTS if self.leaves_out(port) or not self._ports.get(PORTS) else PORTS
+        field = NOT_PORTS if self.leaves_out(port) or not self.ports.get(PORTS) else PORTS
         path = f"/spec/{self.way}/{self.place}/destination/{field}/-"
         return json_patch(self.namespace, _resource(self.policy), "add", path, port)
 
     @property
-    def _ports(self) -> Json:
+    def ports(self) -> Json:
+        """Ports that it names, or leaves out, in its field for the receiving end."""
         return self.body.get("destination") or {}
 
 
 def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
     """Return the policies that select a pod."""
-    peer = Peer(near.labels, pod["metadata"].get("labels") or {})
-    found = [
-        policy
-        for policy in _of_pods(near)
-        if INGRESS in _types(policy) and _namespace(policy) in {"", subject.namespace} and _selects(policy, peer)
-    ]
-    rules: list[Rule] = [rule for policy in found for rule in _rules(policy, INGRESS)]
-    return Policies([_title(policy) for policy in found], rules)
+    peer = peer_of(near.labels, pod)._replace(addresses=())
+    closing: list[str] = []
+    perhaps: list[str] = []
+    rules: list[Rule] = []
+    for policy in _of_pods(near):
+        selects = _selects(policy, peer)
+        if INGRESS not in _types(policy) or _namespace(policy) not in {"", subject.namespace} or selects is False:
+            continue
+        (closing if selects else perhaps).append(title(policy))
+        for rule in _rules(policy, INGRESS):
+            is_for = both(selects, _is_at(rule.near_end, rule.namespace, peer))
+            if is_for is not False:
+                rules.append(rule._replace(certain=bool(is_for)))
+    return Policies(closing, rules, perhaps)
 
 
 def egress(near: Around) -> list[Rule]:
@@ -140,11 +160,26 @@ def egress(near: Around) -> list[Rule]:
     return [rule for policy in _of_pods(near) if EGRESS in _types(policy) for rule in _rules(policy, EGRESS)]
 
 
+def is_understood(policy: Json) -> bool:
+    """Whether all that a policy says can be read here."""
+    try:
+        _selects(policy, _ANYBODY)
+        for way in _types(policy):
+            for rule in _rules(policy, way):
+                for each in [*(rule.ports.get(PORTS) or []), *(rule.ports.get(NOT_PORTS) or [])]:
+                    _covers(each, BEYOND, {})
+                for end in (rule.near_end, rule.peer):
+                    _is_at(end, "", _ANYBODY)
+        _order(policy["spec"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return True
+
+
 def _of_pods(near: Around) -> Iterator[Json]:
     """Yield the policies that may be for pods: those before connection tracking and before DNAT are for nodes."""
     for policy in near.calico:
-        spec = policy["spec"]
-        if not spec.get("doNotTrack") and not spec.get("preDNAT"):
+        if not policy["spec"].get("doNotTrack") and not policy["spec"].get("preDNAT"):
             yield policy
 
 
@@ -161,13 +196,41 @@ def _types(policy: Json) -> list[str]:
     return [way for way in (INGRESS, EGRESS) if spec.get(way) or (way == INGRESS and not spec.get(EGRESS))]
 
 
-def _selects(policy: Json, pod: Peer) -> bool:
-    """Whether a policy is for a pod. What it says of service accounts' labels is not known, and taken to be so."""
+def _selects(policy: Json, pod: Peer) -> bool | None:
+    """Whether a policy is for a pod; None where that is not known: labels of service accounts are not."""
     spec = policy["spec"]
-    of_namespace = {**pod.namespace, "projectcalico.org/name": pod.namespace[NAME]}
-    return calico_selector.matches(spec.get("selector") or "", _labels(pod)) and calico_selector.matches(
-        spec.get("namespaceSelector") or "", of_namespace
-    )
+    own = calico_selector.matches(spec.get("selector") or "", _labels(pod))
+    of_namespace = calico_selector.matches(spec.get("namespaceSelector") or "", _labels_of_namespace(pod))
+    of_account = calico_selector.matches(spec.get("serviceAccountSelector") or "", None)
+    return both(both(own, of_namespace), of_account)
+
+
+def _end(body: Json, name: str) -> Json:
+    return {key: value for key, value in (body.get(name) or {}).items() if key not in {PORTS, NOT_PORTS} and value}
+
+
+def _is_at(end: Json, home: str, pod: Peer) -> bool | None:
+    """Whether a pod is at an end of a rule; None where that is not known. ``home``: the namespace of its policy."""
+    found: bool | None = True if end.keys() <= _ENDS else None
+    if home and end.keys() & _PODS and "namespaceSelector" not in end:
+        found = both(found, pod.namespace[NAME] == home)
+    if "nets" in end:
+        found = both(found, _holds(end["nets"], pod.addresses))
+    if "serviceAccounts" in end:
+        accounts = end["serviceAccounts"]
+        found = both(found, pod.account in (accounts.get("names") or [pod.account]))
+        found = both(found, calico_selector.matches(accounts.get("selector") or "", None))
+    found = both(found, calico_selector.matches(end.get("selector") or "", _labels(pod)))
+    found = both(found, calico_selector.matches(end.get("namespaceSelector") or "", _labels_of_namespace(pod)))
+    if "notSelector" in end:
+        found = both(found, negated(calico_selector.matches(end["notSelector"], _labels(pod))))
+    return found
+
+
+def _order(spec: Json) -> float:
+    """Return where a policy is among those of its tier: without a number it is last."""
+    order = spec.get("order")
+    return inf if order is None else float(order)
 
 
 def _selectors(policy: Json) -> tuple[str, ...]:
@@ -178,8 +241,16 @@ def _selectors(policy: Json) -> tuple[str, ...]:
 def _labels(pod: Peer) -> dict[str, str]:
     """Return a pod's labels as Calico has them: those of its namespace with a prefix."""
     of_namespace = {f"pcns.{key}": value for key, value in pod.namespace.items()}
-    own = {"projectcalico.org/namespace": pod.namespace[NAME], "projectcalico.org/orchestrator": "k8s"}
+    own = {
+        "projectcalico.org/namespace": pod.namespace[NAME],
+        "projectcalico.org/orchestrator": "k8s",
+        "projectcalico.org/serviceaccount": pod.account,
+    }
     return {**of_namespace, **pod.labels, **own}
+
+
+def _labels_of_namespace(pod: Peer) -> dict[str, str]:
+    return {**pod.namespace, "projectcalico.org/name": pod.namespace[NAME]}
 
 
 def _covers(entry: int | str, port: int, named: dict[str, int]) -> bool:
@@ -190,10 +261,13 @@ def _covers(entry: int | str, port: int, named: dict[str, int]) -> bool:
     return int(first) <= port <= int(last or first)
 
 
-def _holds(nets: list[str], addresses: tuple[str, ...]) -> bool:
+def _holds(nets: list[str], addresses: tuple[str, ...]) -> bool | None:
+    """Whether one of a pod's addresses is in blocks; None where they are not known."""
     blocks = [ip_network(each, strict=False) for each in nets]
     if any(block.prefixlen == 0 for block in blocks):
         return True
+    if not addresses:
+        return None
     return any(ip_address(each) in block for block in blocks for each in addresses)
 
 
@@ -201,7 +275,8 @@ def _namespace(policy: Json) -> str:
     return str(policy["metadata"].get("namespace", ""))
 
 
-def _title(policy: Json) -> str:
+def title(policy: Json) -> str:
+    """Return kind and name of a policy, for a message."""
     return f"Calico's {policy['kind']} {policy['metadata']['name']}"
 
 

@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<word>(?:all|global)\(\s*\)|has\(\s*[\w./-]+\s*\)|(?:not\s+in|in|contains|starts\s+with|ends\s+with)(?![\w./-]))"""
+    r"""\s*(?:(?P<word>(?:all|global)\(\s*\)|has\(\s*[\w./-]+\s*\))"""
     r"""|(?P<sign>==|!=|&&|\|\||[!(){},])|(?P<text>"[^"]*"|'[^']*')|(?P<label>[\w./-]+))""",
     re.ASCII,
 )
+_OPERATOR = re.compile(r"\s*(?:(not)\s*(in)|(starts|ends)\s*(with)|(in|contains))(?![\w./-])", re.ASCII)
+"""Words that are operators behind a label, and labels elsewhere."""
 
 _COMPARED: Mapping[str, Callable[[str | None, str], bool]] = {
     "==": lambda value, text: value == text,
@@ -22,11 +24,15 @@ _COMPARED: Mapping[str, Callable[[str | None, str], bool]] = {
     "ends with": lambda value, text: value is not None and value.endswith(text),
 }
 
+OF_SERVICE_ACCOUNT = "pcsa."
+"""Prefix of labels that are those of a pod's service account, which nobody reads here."""
 
-def matches(selector: str, labels: Mapping[str, str]) -> bool:
+
+def matches(selector: str, labels: Mapping[str, str] | None) -> bool | None:
     """Whether a selector is for something with these labels; an empty one is for all.
 
-    Raises ``ValueError`` where it is none.
+    ``labels``: None where they are not known. Returns None where that is not known then. Raises ``ValueError`` where it
+    is no selector.
     """
     tokens = _tokens(selector)
     if not tokens:
@@ -38,42 +44,55 @@ def matches(selector: str, labels: Mapping[str, str]) -> bool:
 
 
 def _tokens(selector: str) -> list[str]:
-    """Return the parts of a selector, with one blank for many inside them."""
-    found, place, text = [], 0, selector.rstrip()
+    """Return the parts of a selector, with one blank for any number inside them."""
+    found, place, text, behind_label = [], 0, selector.rstrip(), False
     while place < len(text):
+        if behind_label and (operator := _OPERATOR.match(text, place)) is not None:
+            found.append(" ".join(word for word in operator.groups() if word))
+            place, behind_label = operator.end(), False
+            continue
         token = _TOKEN.match(text, place)
         if token is None:
             raise ValueError(f"unexpected {text[place:]} in selector {selector!r}")
-        quoted = token["text"]
-        word = token["word"] and re.sub(r"\s+", " ", token["word"]).replace("( ", "(").replace(" )", ")")
-        found.append(quoted or word or token["sign"] or token["label"])
-        place = token.end()
+        word = token["word"] and re.sub(r"\s+", "", token["word"])
+        found.append(token["text"] or word or token["sign"] or token["label"])
+        place, behind_label = token.end(), token["label"] is not None
     return found
 
 
-def _either(tokens: list[str], labels: Mapping[str, str]) -> bool:
+def both(first: bool | None, second: bool | None) -> bool | None:
+    """Whether both hold; None where that is not known."""
+    if first is False or second is False:
+        return False
+    return None if first is None or second is None else True
+
+
+def negated(one: bool | None) -> bool | None:
+    """Whether something does not hold; None where that is not known."""
+    return None if one is None else not one
+
+
+def _either(tokens: list[str], labels: Mapping[str, str] | None) -> bool | None:
     found = _all(tokens, labels)
     while tokens and tokens[0] == "||":
         tokens.pop(0)
-        other = _all(tokens, labels)
-        found = found or other
+        found = negated(both(negated(found), negated(_all(tokens, labels))))
     return found
 
 
-def _all(tokens: list[str], labels: Mapping[str, str]) -> bool:
+def _all(tokens: list[str], labels: Mapping[str, str] | None) -> bool | None:
     found = _one(tokens, labels)
     while tokens and tokens[0] == "&&":
         tokens.pop(0)
-        other = _one(tokens, labels)
-        found = found and other
+        found = both(found, _one(tokens, labels))
     return found
 
 
-def _one(tokens: list[str], labels: Mapping[str, str]) -> bool:
+def _one(tokens: list[str], labels: Mapping[str, str] | None) -> bool | None:
     """Evaluate one comparison, negated or in parentheses, and take it off the tokens."""
     token = _next(tokens)
     if token == "!":  # noqa: S105 - a sign, no secret
-        return not _one(tokens, labels)
+        return negated(_one(tokens, labels))
     if token == "(":  # noqa: S105 - as above
         found = _either(tokens, labels)
         _expect(tokens, ")")
@@ -83,8 +102,14 @@ def _one(tokens: list[str], labels: Mapping[str, str]) -> bool:
     if token == "global()":  # noqa: S105 - as above
         return False
     if token.startswith("has("):
-        return token[4:-1] in labels
-    return _compared(tokens, labels.get(token))
+        return token[4:-1] in labels if labels is not None and _is_known(token[4:-1]) else None
+    known = labels is not None and _is_known(token)
+    found = _compared(tokens, None if labels is None else labels.get(token))
+    return found if known else None
+
+
+def _is_known(label: str) -> bool:
+    return not label.startswith(OF_SERVICE_ACCOUNT)
 
 
 def _compared(tokens: list[str], value: str | None) -> bool:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from carpool_cli.kubectl.preflight.findings import json_patch
-from carpool_cli.kubectl.preflight.network.rules import EGRESS, INGRESS, Policies, requirements
-from carpool_cli.kubectl.preflight.scene import NAME, Peer
+from carpool_cli.kubectl.preflight.network.rules import BEYOND, EGRESS, INGRESS, Policies, requirements
+from carpool_cli.kubectl.preflight.scene import NAME, Peer, peer_of
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ NAMESPACE = "io.kubernetes.pod.namespace"
 """Label that Cilium gives to pods, and selectors name."""
 OF_NAMESPACE = "io.cilium.k8s.namespace.labels."
 """Prefix of a namespace's labels, as Cilium gives them to its pods."""
+ACCOUNT = "io.cilium.k8s.policy.serviceaccount"
+"""Label for the service account that a pod runs as."""
+UNKNOWN = frozenset({"io.cilium.k8s.policy.cluster"})
+"""Labels whose values are not known here."""
 
+_NOBODY = Peer({NAME: ""}, {})
 _EVERY_POD = {"matchLabels": {}, "matchExpressions": [{"key": NAMESPACE, "operator": "Exists"}]}
 
 
@@ -41,11 +46,12 @@ class CiliumRule(NamedTuple):
     way: str
     body: Json
     denies: bool
+    certain: bool = True
 
     @property
     def title(self) -> str:
         """Kind and name of its policy."""
-        return _title(self.policy)
+        return title(self.policy)
 
     @property
     def namespace(self) -> str:
@@ -95,8 +101,15 @@ class CiliumRule(NamedTuple):
         """Whether a pod is surely at the other end."""
         if self.open_to_all or "cluster" in self._entities:
             return True
-        labels = _labels(pod)
-        return any(_matches(_selector(each, self.namespace), labels) for each in self._endpoints)
+        return any(each is True for each in self.matched(pod))
+
+    def may_reach(self, pod: Peer) -> bool:
+        """Whether a pod may be at the other end, as far as is known."""
+        return self.reaches(pod) or any(each is None for each in self.matched(pod))
+
+    def after(self, other: Rule) -> bool:  # noqa: ARG002 - as of other kinds
+        """Say no: what is denied is denied, whatever is allowed."""
+        return False
 
     def for_all_pods_of(self, other: Rule) -> bool:
         """Whether its policy surely selects all pods that the policy of ``other`` does."""
@@ -105,9 +118,13 @@ class CiliumRule(NamedTuple):
         outer, inner = (_selector(each.spec["endpointSelector"], each.namespace) for each in (self, other))
         return requirements(outer) <= requirements(inner)
 
-    def patched(self, port: int) -> str:
-        """Return the command by which it is for one more port."""
-        place = next(index for index, each in enumerate(self.body["toPorts"]) if each.get("ports"))
+    def patched(self, port: int, like: int, named: dict[str, int]) -> str:
+        """Return the command by which it is for one more port, where it is for another: it may demand more of some."""
+        place = next(
+            index
+            for index, each in enumerate(self.body["toPorts"])
+            if any(_covers(one, like, named) for one in each.get("ports") or [])
+        )
         value = {"port": str(port), "protocol": "TCP"}
         return json_patch(self.namespace, _resource(self.policy), "add", f"{self.path}/toPorts/{place}/ports/-", value)
 
@@ -118,6 +135,11 @@ class CiliumRule(NamedTuple):
     @property
     def _endpoints(self) -> list[Json]:
         return self.peers.get("fromEndpoints" if self.way == INGRESS else "toEndpoints") or []
+
+    def matched(self, pod: Peer) -> Iterator[bool | None]:
+        """Yield for each of its selectors whether it is for a pod; None where that is not known."""
+        labels = _labels(pod)
+        return (_matches(_selector(each, self.namespace), labels) for each in self._endpoints)
 
     def _has(self, field: str, member: Any, namespace: str) -> bool:  # noqa: ANN401 - a selector, or a word
         """Whether a member of another rule, of a policy in some namespace, is surely among those of this one."""
@@ -132,17 +154,19 @@ class CiliumRule(NamedTuple):
 
 def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
     """Return the policies that select a pod."""
-    labels = _labels(Peer(near.labels, {**(pod["metadata"].get("labels") or {})}))
+    labels = _labels(peer_of(near.labels, pod))
     closing: list[str] = []
+    perhaps: list[str] = []
     rules: list[Rule] = []
     for policy, path, spec in _specs(near):
-        if _namespace(policy) not in {"", subject.namespace} or not _selects(policy, spec, labels):
+        selects = _selects(policy, spec, labels)
+        if _namespace(policy) not in {"", subject.namespace} or selects is False:
             continue
         said = (spec.get("enableDefaultDeny") or {}).get(INGRESS)
         if said is True or (said is None and (spec.get("ingress") or spec.get("ingressDeny"))):
-            closing.append(_title(policy))
-        rules += _rules(policy, path, spec, INGRESS)
-    return Policies(closing, rules)
+            (closing if selects else perhaps).append(title(policy))
+        rules += _rules(policy, path, spec, INGRESS, certain=bool(selects))
+    return Policies(closing, rules, perhaps)
 
 
 def egress(near: Around) -> list[Rule]:
@@ -150,23 +174,42 @@ def egress(near: Around) -> list[Rule]:
     return [rule for policy, path, spec in _specs(near) for rule in _rules(policy, path, spec, EGRESS)]
 
 
+def is_understood(policy: Json) -> bool:
+    """Whether all that a policy says can be read here."""
+    try:
+        for spec in _told(policy):
+            _selects(policy, spec[1], {})
+            for way in (INGRESS, EGRESS):
+                for rule in _rules(policy, *spec, way):
+                    rule.covers(BEYOND, {})
+                    rule.includes(rule)
+                    list(rule.matched(_NOBODY))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return True
+
+
 def _specs(near: Around) -> Iterator[tuple[Json, str, Json]]:
-    """Yield what policies say of pods, with its place: some say several things. Those of nodes are left out."""
+    """Yield what policies say of pods, with its place."""
     for policy in near.cilium:
-        told = [("/spec", policy.get("spec") or {})]
-        told += [(f"/specs/{index}", spec) for index, spec in enumerate(policy.get("specs") or [])]
-        for path, spec in told:
-            if spec.get("endpointSelector") is not None:
-                yield policy, path, spec
+        for path, spec in _told(policy):
+            yield policy, path, spec
 
 
-def _rules(policy: Json, path: str, spec: Json, way: str) -> Iterator[CiliumRule]:
+def _told(policy: Json) -> Iterator[tuple[str, Json]]:
+    """Yield what a policy says of pods, with its place: some say several things. What is of nodes is left out."""
+    told = [("/spec", policy.get("spec") or {})]
+    told += [(f"/specs/{index}", spec) for index, spec in enumerate(policy.get("specs") or [])]
+    return ((path, spec) for path, spec in told if spec.get("endpointSelector") is not None)
+
+
+def _rules(policy: Json, path: str, spec: Json, way: str, *, certain: bool = True) -> Iterator[CiliumRule]:
     for section, denies in ((way, False), (f"{way}Deny", True)):
         for place, body in enumerate(spec.get(section) or []):
-            yield CiliumRule(policy, spec, f"{path}/{section}/{place}", way, body, denies)
+            yield CiliumRule(policy, spec, f"{path}/{section}/{place}", way, body, denies, certain)
 
 
-def _selects(policy: Json, spec: Json, labels: dict[str, str]) -> bool:
+def _selects(policy: Json, spec: Json, labels: dict[str, str]) -> bool | None:
     return _matches(_selector(spec["endpointSelector"], _namespace(policy)), labels)
 
 
@@ -183,7 +226,7 @@ def _covers(entry: Json, port: int, named: dict[str, int]) -> bool:
 def _labels(pod: Peer) -> dict[str, str]:
     """Return a pod's labels as Cilium has them."""
     of_namespace = {f"{OF_NAMESPACE}{key}": value for key, value in pod.namespace.items()}
-    return {**pod.labels, **of_namespace, NAMESPACE: pod.namespace[NAME]}
+    return {**pod.labels, **of_namespace, NAMESPACE: pod.namespace[NAME], ACCOUNT: pod.account}
 
 
 def _selector(written: Json, namespace: str) -> Json:
@@ -204,15 +247,23 @@ def _plain(key: str) -> str:
     return key.removeprefix("k8s:").removeprefix("any:")
 
 
-def _matches(selector: Json, labels: dict[str, str]) -> bool:
-    return msgspec.convert(selector, Selector).matches(labels)
+def _matches(selector: Json, labels: dict[str, str]) -> bool | None:
+    """Whether a selector is for something with these labels; None where it names what is not known of that."""
+    known = {
+        "matchLabels": {key: value for key, value in selector["matchLabels"].items() if key not in UNKNOWN},
+        "matchExpressions": [each for each in selector["matchExpressions"] if each["key"] not in UNKNOWN],
+    }
+    if not msgspec.convert(known, Selector).matches(labels):
+        return False
+    return True if known == selector else None
 
 
 def _namespace(policy: Json) -> str:
     return str(policy["metadata"].get("namespace", ""))
 
 
-def _title(policy: Json) -> str:
+def title(policy: Json) -> str:
+    """Return kind and name of a policy, for a message."""
     return f"{policy['kind']} {policy['metadata']['name']}"
 
 

@@ -28,6 +28,8 @@ class KubernetesRule(NamedTuple):
     place: int
     denies: bool = False
     """It has no rules that refuse."""
+    certain: bool = True
+    """It goes by labels only."""
 
     @property
     def title(self) -> str:
@@ -76,6 +78,14 @@ class KubernetesRule(NamedTuple):
         """Whether a pod is surely at the other end; of one without addresses, wherever it runs."""
         return self.open_to_all or any(self._selects(peer, pod) for peer in self.peers)
 
+    def may_reach(self, pod: Peer) -> bool:
+        """As ``reaches``: all that it goes by is known."""
+        return self.reaches(pod)
+
+    def after(self, other: Rule) -> bool:  # noqa: ARG002 - as of other kinds
+        """Say no: such rules have no order."""
+        return False
+
     def for_all_pods_of(self, other: Rule) -> bool:
         """Whether its policy surely selects all pods that the policy of ``other`` does."""
         if not isinstance(other, KubernetesRule) or other.namespace != self.namespace:
@@ -83,7 +93,7 @@ class KubernetesRule(NamedTuple):
         outer, inner = (each.policy["spec"].get("podSelector") or {} for each in (self, other))
         return requirements(outer) <= requirements(inner)
 
-    def patched(self, port: int) -> str:
+    def patched(self, port: int, like: int, named: dict[str, int]) -> str:  # noqa: ARG002 - as of other kinds
         """Return the command by which it admits one more port."""
         path, value = f"/spec/{self.way}/{self.place}/ports/-", {"port": port, "protocol": "TCP"}
         return json_patch(self.namespace, f"networkpolicy {self.policy['metadata']['name']}", "add", path, value)

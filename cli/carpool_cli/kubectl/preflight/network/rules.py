@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from carpool_cli.kubectl.preflight.scene import Json, Peer
 
 INGRESS, EGRESS = "ingress", "egress"
+
+BEYOND = 65536
+"""No port: whether it is in a list takes reading the whole list."""
 
 
 class Rule(Protocol):
@@ -20,6 +25,10 @@ class Rule(Protocol):
     @property
     def namespace(self) -> str:
         """The namespace of its policy; ``""`` where that is for the whole cluster."""
+
+    @property
+    def certain(self) -> bool:
+        """Whether it surely is for the pod that is looked at: it may go by what is not known of that."""
 
     @property
     def denies(self) -> bool:
@@ -45,18 +54,28 @@ class Rule(Protocol):
     def reaches(self, pod: Peer) -> bool:
         """Whether a pod is surely at the other end; of one without addresses, wherever it runs."""
 
+    def may_reach(self, pod: Peer) -> bool:
+        """Whether a pod may be at the other end, as far as is known."""
+
+    def after(self, other: Rule) -> bool:
+        """Whether what ``other`` is for is surely decided before this."""
+
     def for_all_pods_of(self, other: Rule) -> bool:
         """Whether its policy surely selects all pods that the policy of ``other`` does."""
 
-    def patched(self, port: int) -> str:
-        """Return the command by which it treats one more port as those that it lists."""
+    def patched(self, port: int, like: int, named: dict[str, int]) -> str:
+        """Return the command by which it treats one more port as one that it covers, or leaves out."""
 
 
 class Policies(NamedTuple):
-    """What policies say of a pod. ``closing``: titles of those by which it admits only what is named."""
+    """What policies say of a pod. ``closing``: titles of those by which it admits only what is named.
+
+    ``perhaps``: of those that would be such, and may be for other pods.
+    """
 
     closing: list[str]
     rules: list[Rule]
+    perhaps: Sequence[str] = ()
 
 
 def requirements(selector: Json) -> set[tuple[str, str, tuple[str, ...]]]:

@@ -141,6 +141,106 @@ def test_the_command_adds_a_port_where_the_other_is():
     assert patched(finding.fix)[1:] == ("add", "/spec/ingress/0/destination/notPorts/-", 14080)
 
 
+BAD, BOTH = {"selector": "app == 'bad'"}, allow(9000, 14080)
+LAST = {"action": "Deny"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "breaks"),
+    [
+        ([allow(9000, action="Deny", source=BAD), BOTH], True),
+        ([allow(9000, action="Deny", source=BAD), BOTH, LAST], True),
+        ([allow(9000, action="Deny", source=BAD), BOTH, allow(9000, 14080, action="Deny")], True),
+        ([allow(9000, action="Deny", source=BAD), allow(14080, action="Deny"), BOTH], False),
+        ([allow(9000, action="Deny", source=BAD), allow(14080, source=FRONT), {**LAST, "source": BAD}, BOTH], False),
+        ([allow(9000, action="Deny", source=BAD), LAST], False),
+        ([BOTH, allow(9000, action="Deny", source=BAD), LAST], False),
+        ([BOTH, allow("1:10000", action="Deny")], False),
+    ],
+)
+def test_a_rule_that_denies_holds_for_what_no_rule_before_it_admits(rules, breaks):
+    expected = [BREAKS] if breaks else []
+    assert codes(around(calico=[policy(ADMIN, *rules)])) == expected
+    one_by_one = [policy(rule, name=f"c{order}", order=order) for order, rule in enumerate([ADMIN, *rules])]
+    assert codes(around(calico=one_by_one)) == expected
+
+
+def test_a_rule_to_admit_that_is_to_be_changed_counts_as_changed():
+    """Its command would open the sidecar's port to callers that the model's is closed to."""
+    found = all_of(around(calico=[policy(ADMIN, allow(9000, action="Deny", source=BAD), allow(9000), LAST)]))
+    assert [patched(each.fix)[2] for each in found] == [
+        "/spec/ingress/2/destination/ports/-",
+        "/spec/ingress/1/destination/ports/-",
+    ]
+
+
+DB, ACCOUNT = {"selector": "app == 'db'"}, "projectcalico.org/serviceaccount"
+
+
+def at(*numbers, **destination):
+    return {"action": "Allow", "protocol": "TCP", "destination": {"ports": list(numbers), **destination}}
+
+
+@pytest.mark.parametrize(
+    ("rules", "effects"),
+    [
+        ([at(9000, **DB)], []),
+        ([at(9000, notSelector="app == 'web'")], []),
+        ([at(9000, serviceAccounts={"names": ["db"]})], []),
+        ([at(9000, namespaceSelector="projectcalico.org/name == 'other'")], []),
+        ([at(9000, selector="app == 'web'")], [Effect.BREAKS]),
+        ([at(9000, serviceAccounts={"names": ["web"]})], [Effect.BREAKS]),
+        ([at(9000, nets=["10.0.0.7/32"])], [Effect.NOTE]),
+        ([at(9000, serviceAccounts={"selector": "role == 'model'"})], [Effect.NOTE]),
+        ([at(9000), at(14080, **DB)], [Effect.BREAKS]),
+        ([at(9000), at(14080, selector="app == 'web'")], []),
+        ([at(9000), at(14080, notNets=["10.0.0.0/8"])], [Effect.NOTE]),
+        ([at(9000, 14080, nets=["10.0.0.7/32"])], []),
+        ([{**at(9000, **DB), "action": "Deny"}, {"action": "Allow"}], []),
+    ],
+)
+def test_a_rule_is_for_the_pods_at_its_near_end(rules, effects):
+    found = all_of(around(calico=[policy(*rules, ADMIN, namespace="")]), account="web")
+    assert [each.effect for each in found if each.code == BREAKS] == effects
+    assert len(found) == len(effects)
+
+
+@pytest.mark.parametrize(
+    ("spec", "effects"),
+    [
+        ({"selector": f"{ACCOUNT} == 'web'"}, [Effect.BREAKS]),
+        ({"selector": f"{ACCOUNT} == 'default'"}, []),
+        ({"selector": "pcsa.role == 'model'"}, [Effect.NOTE]),
+        ({"serviceAccountSelector": "role == 'model'"}, [Effect.NOTE]),
+        ({"serviceAccountSelector": "role == 'model'", "selector": "app == 'db'"}, []),
+    ],
+)
+def test_a_policy_may_select_pods_by_service_account(spec, effects):
+    found = all_of(around(calico=[policy(allow(9000), ADMIN, **spec)]), account="web")
+    assert [each.effect for each in found] == effects
+
+
+NO_ACTION = {"destination": {"ports": [9000]}}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        policy(allow(9000), ADMIN, selector="app = 'web'"),
+        policy(NO_ACTION, ADMIN),
+        policy(allow(9000, source={"selector": "app = 'web'"}), ADMIN),
+        policy(allow(9000, source={"nets": ["ten"]}), ADMIN),
+        policy(allow(9000), ADMIN, order="last"),
+        policy(allow("8000:x"), ADMIN),
+        {"kind": "NetworkPolicy", "metadata": {"name": "c", "namespace": "shop"}, "apiVersion": "v1"},
+    ],
+)
+def test_a_policy_that_is_not_understood_is_named_and_hides_no_other(broken):
+    found = all_of(around(calico=[broken, policy(allow(9000), ADMIN, name="d")]))
+    assert [each.code for each in found] == [BREAKS, "NotLookedAt"]
+    assert found[1].message.endswith("Calico's NetworkPolicy c")
+
+
 # ------------------------------------------------------------------------------------------------- callers' egress
 
 
@@ -202,8 +302,21 @@ def test_another_policy_of_the_same_callers_may_admit_the_sidecar():
         ([allow(14090, action="Deny")], True),
         ([ADMIN], False),
         ([allow(14090, source={"namespaceSelector": "projectcalico.org/name == 'carpool-system'"})], False),
+        ([allow(14090, source={"selector": f"{ACCOUNT} == 'carpool-operator'", "namespaceSelector": "all()"})], False),
+        ([allow(14090, source={"selector": f"{ACCOUNT} == 'other'", "namespaceSelector": "all()"})], True),
+        (
+            [allow(14090, source={"serviceAccounts": {"names": ["carpool-operator"]}, "namespaceSelector": "all()"})],
+            False,
+        ),
+        ([allow(14090, source={"serviceAccounts": {"names": ["other"]}, "namespaceSelector": "all()"})], True),
         ([{"action": "Allow"}], False),
     ],
 )
 def test_the_operator_needs_the_admin_port(rules, closed):
     assert codes(around(calico=[policy(*rules)])) == ([CLOSED] if closed else [])
+
+
+def test_whether_the_operator_has_a_label_that_is_not_known_is_a_note():
+    source = {"selector": "pcsa.role == 'operator'", "namespaceSelector": "all()"}
+    (found,) = all_of(around(calico=[policy(allow(14090, source=source))]))
+    assert (found.code, found.effect) == (CLOSED, Effect.NOTE)

@@ -29,6 +29,12 @@ LABELS = {"app": "web", "tier": "front-end", "example.com/team": "a"}
         ("app in {'api'}", False),
         ("app in {}", False),
         ("app not in {'api'}", True),
+        ("app notin {'web'}", False),
+        ("app notin{'api'}", True),
+        ("tier startswith 'front'", True),
+        ("tier endswith 'front'", False),
+        ("notin notin {'x'} && !has(startswith)", True),
+        ("startswith startswith 'x'", False),
         ("app not  in {'web'}", False),
         ("missing not in {'web'}", True),
         ("tier starts with 'front'", True),
@@ -42,6 +48,7 @@ LABELS = {"app": "web", "tier": "front-end", "example.com/team": "a"}
         ("!(app == 'x') && !!has(app)", True),
         ("all( )", True),
         ("in-cluster == 'x' || contains/it == 'y'", False),
+        ("notin {'x'}", None),
         ("app == web", None),
         ("app = 'web'", None),
         ("app == 'web' &&", None),
@@ -55,3 +62,22 @@ def test_a_selector_is_read_as_calico_reads_it(selector, expected):
             matches(selector, LABELS)
     else:
         assert matches(selector, LABELS) is expected
+
+
+@pytest.mark.parametrize(
+    ("selector", "labels", "expected"),
+    [
+        ("pcsa.role == 'x'", LABELS, None),
+        ("has(pcsa.role)", LABELS, None),
+        ("!(pcsa.role == 'x')", LABELS, None),
+        ("pcsa.role in {'x'} && app == 'web'", LABELS, None),
+        ("pcsa.role in {'x'} && app == 'other'", LABELS, False),
+        ("pcsa.role in {'x'} || app == 'web'", LABELS, True),
+        ("app == 'other' || pcsa.role in {'x'}", LABELS, None),
+        ("role == 'x'", None, None),
+        ("all()", None, True),
+        ("", None, True),
+    ],
+)
+def test_what_goes_by_labels_that_are_not_known_is_not_known(selector, labels, expected):
+    assert matches(selector, labels) is expected

@@ -223,3 +223,59 @@ def test_the_operator_needs_the_admin_port(rules, closed):
 def test_a_network_policy_for_the_operator_is_enough():
     own = {"metadata": {"name": "p"}, "spec": {"podSelector": {}, "ingress": [{"ports": [{"port": 14090}]}]}}
     assert codes(around(policies=[own], cilium=[policy(ports("http"))])) == []
+
+
+# ------------------------------------------------------------------------------------------------- what is not known
+
+ACCOUNT, CLUSTER = "io.cilium.k8s.policy.serviceaccount", "io.cilium.k8s.policy.cluster"
+
+
+@pytest.mark.parametrize(
+    ("labels", "effects"),
+    [
+        ({ACCOUNT: "web"}, [Effect.BREAKS]),
+        ({f"k8s:{ACCOUNT}": "web"}, [Effect.BREAKS]),
+        ({ACCOUNT: "default"}, []),
+        ({CLUSTER: "one"}, [Effect.NOTE]),
+        ({CLUSTER: "one", "app": "other"}, []),
+    ],
+)
+def test_a_policy_may_select_pods_by_service_account_and_cluster(labels, effects):
+    near = around(cilium=[policy(ports(9000), ADMIN, endpointSelector={"matchLabels": labels})])
+    assert [each.effect for each in all_of(near, account="web")] == effects
+
+
+@pytest.mark.parametrize(
+    ("labels", "effects"),
+    [
+        ({ACCOUNT: "carpool-operator"}, []),
+        ({ACCOUNT: "other"}, [Effect.NO_BATCHING]),
+        ({CLUSTER: "one"}, [Effect.NOTE]),
+    ],
+)
+def test_a_rule_may_admit_the_operator_by_its_service_account(labels, effects):
+    operator = {"matchLabels": {"k8s:io.kubernetes.pod.namespace": "carpool-system", **labels}}
+    found = all_of(around(cilium=[policy(ports(14090, fromEndpoints=[operator]))]))
+    assert [(each.code, each.effect) for each in found] == [(CLOSED, effect) for effect in effects]
+
+
+def test_the_command_adds_the_port_beside_the_model_s():
+    metrics = {"ports": [{"port": "9090", "protocol": "TCP"}], "rules": {"http": [{"path": "/metrics"}]}}
+    rule = {"fromEndpoints": [{}], "toPorts": [metrics, *ports(9000)["toPorts"]]}
+    (finding,) = all_of(around(cilium=[policy(ADMIN, rule)]))
+    assert patched(finding.fix)[2] == "/spec/ingress/1/toPorts/1/ports/-"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        policy(ports(9000), ADMIN, endpointSelector={"matchExpressions": [{"operator": "Exists"}]}),
+        policy(ports(9000, fromEndpoints=[{"matchLabels": {"app": None}}]), ADMIN),
+        policy({"toPorts": [{"ports": [{"port": "9000", "endPort": "x"}]}]}, ADMIN),
+        policy({"toPorts": [9000]}, ADMIN),
+    ],
+)
+def test_a_policy_that_is_not_understood_is_named_and_hides_no_other(broken):
+    found = all_of(around(cilium=[broken, policy(ports(9000), ADMIN, name="d")]))
+    assert [each.code for each in found] == [BREAKS, "NotLookedAt"]
+    assert found[1].message.endswith("CiliumNetworkPolicy c")
