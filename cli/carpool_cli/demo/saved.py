@@ -43,6 +43,14 @@ class Compared(NamedTuple):
         """Of the forecast against the sidecar's count, which it is made from."""
         return self.forecast / self.seen - 1
 
+    def in_words(self) -> str:
+        """Say what was forecast, and what was counted as far as it is known."""
+        sidecar = f"The sidecar counted {self.seen:,.0f} ({self.error_of_seen:+.1%}), the" if self.seen else "The"
+        return (
+            f"of what was in force longest, {self.seconds:.0f} s, the forecast is {self.forecast:,.0f} device seconds "
+            f"per hour. {sidecar} device itself counted {self.counted:,.0f} ({self.error:+.1%})"
+        )
+
 
 def compare(
     admin: str, model: str, counts: Sequence[Count], choices: Sequence[Choice], edges: Sequence[float]

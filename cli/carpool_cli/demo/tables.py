@@ -142,11 +142,7 @@ def _of_day(day: Day) -> list[str]:
         f"{ours.hours[rush].report.good_share:.1%} and {zero_wait.hours[rush].report.good_share:.1%} are in time"
     )
     if day.saved is not None:
-        lines.append(
-            f"[bold]carpool savings[/]: of what was in force longest, {day.saved.seconds:.0f} s, the forecast is "
-            f"{day.saved.forecast:,.0f} device seconds per hour. The sidecar counted {day.saved.seen:,.0f} "
-            f"({day.saved.error_of_seen:+.1%}), the device itself {day.saved.counted:,.0f} ({day.saved.error:+.1%})"
-        )
+        lines.append(f"[bold]carpool savings[/]: {day.saved.in_words()}")
     return lines
 
 

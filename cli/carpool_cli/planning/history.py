@@ -87,6 +87,9 @@ class Unknown(Struct, frozen=True):
     """What is missing, and what to do."""
 
 
+Steps = dict[str, dict[tuple[str, ...], dict[int, float]]]
+"""Answers over time: by question, workload, and number of the step."""
+
 POD = (*WORKLOAD, "pod")
 SURE = 'executors="0"'
 """Cells that suppose a number of executors count the same batches again."""
@@ -102,6 +105,7 @@ def questions(since: float, selector: str = "") -> Questions:
         return f"sum by ({', '.join(labels)}) (increase({metric}{{{matchers}}}{over}))"
 
     pods = f"count by ({', '.join(WORKLOAD)}) (carpool_arrivals_total{{{selector}}})"
+    slo, by_pod = f"carpool_slo_target_seconds{{{selector}}}", "max by (namespace, pod, quantile)"
     return Questions(
         step,
         {**{name: summed(WORKLOAD, metric, window) for name, metric in COUNTERS.items()}, "pods": pods},
@@ -109,7 +113,8 @@ def questions(since: float, selector: str = "") -> Questions:
             **{metric: summed(CELL, metric, whole) for metric in CELLS},
             "busy": summed(("namespace", "pod"), "carpool_device_busy_seconds_total", whole),
             "work": summed(POD, CELLS[1], whole, SURE),
-            "slo": f"max by (namespace, pod, quantile) (carpool_slo_target_seconds{{{selector}}})",
+            "slo": f"{by_pod} ({slo})",
+            "last slo": f"{by_pod} (last_over_time({slo}{whole}))",
         },
     )
 
@@ -127,10 +132,14 @@ def pasts(
 
     Raises ``HistoryError`` where there is none.
     """
-    steps = {name: _by(series, WORKLOAD) for name, series in ranges.items()}
+    began = min((at for some in ranges.values() for each in some for at, _ in each.values), default=0.0)
+    steps = {name: _steps(series, began, asked.step) for name, series in ranges.items()}
     asked_for = [of for of, arrivals in sorted(steps["arrivals"].items()) if sum(arrivals.values()) >= LEAST]
     services = {of: _service(ends, of) for of in asked_for}
     busy = _busy(ends, {of: each.executors for of, each in services.items() if each is not None})
+    known = [step for arrivals in steps["arrivals"].values() for step in arrivals]
+    # All over the same time. Two workloads that followed one another would otherwise add up to two replicas.
+    span = range(min(known, default=0), max(known, default=0) + 1)
     found: list[Past | Unknown] = []
     for of in asked_for:
         service = services[of]
@@ -152,7 +161,7 @@ def pasts(
         except click.ClickException as error:
             found.append(Unknown(_name(of), error.message))
             continue
-        found.append(_past(of, asked.step, steps, service, policy, targets, busy.get(of, 0.0)))
+        found.append(_past(of, asked.step, span, steps, service, policy, targets, busy.get(of, 0.0)))
     if not found:
         raise HistoryError(
             "Prometheus holds no requests of sidecars in that time: are they scraped (chart: podMonitor.enabled), and "
@@ -164,15 +173,16 @@ def pasts(
 def _past(
     of: tuple[str, ...],
     step: float,
-    steps: Mapping[str, Mapping[tuple[str, ...], Mapping[float, float]]],
+    span: range,
+    steps: Steps,
     service: ServiceTime,
     policy: BatchingPolicy,
     targets: Targets,
     busy: float,
 ) -> Past:
-    """Put together one model's; ``busy``: device seconds that it had in all."""
+    """Put together one model's over the steps of a ``span``; ``busy``: device seconds that it had in all."""
     arrivals, pods = steps["arrivals"][of], steps["pods"].get(of, {})
-    load = [Stretch(step, count / step) for _, count in sorted(arrivals.items())]
+    load = [Stretch(step, arrivals.get(at, 0.0) / step, least=min(round(pods.get(at, 0.0)), 1)) for at in span]
     situation = Situation(
         process=_process(steps, of),
         # That more are computed at once was never seen.
@@ -184,8 +194,8 @@ def _past(
     )
     counted = Counted(
         device_seconds=3600 * busy / (step * len(load)),
-        replicas=sum(pods.values()) / max(len(pods), 1),
-        most_replicas=round(max(pods.values(), default=0)),
+        replicas=sum(pods.get(at, 0.0) for at in span) / len(span),
+        most_replicas=round(max(pods.get(at, 0.0) for at in span)),
     )
     return Past(_name(of), situation, policy, load, counted, targets.beware)
 
@@ -195,11 +205,11 @@ def _name(of: tuple[str, ...]) -> str:
     return "/".join(filter(None, of)) or "model"
 
 
-def _by(series: Sequence[Series], labels: tuple[str, ...]) -> dict[tuple[str, ...], dict[float, float]]:
-    """Return finite values by labels and time."""
+def _steps(series: Sequence[Series], began: float, step: float) -> dict[tuple[str, ...], dict[int, float]]:
+    """Return finite values by workload and number of the step, from 0."""
     return {
-        tuple(each.metric.get(label, "") for label in labels): {
-            at: float(text) for at, text in each.values if math.isfinite(float(text))
+        tuple(each.metric.get(label, "") for label in WORKLOAD): {
+            round((at - began) / step): float(text) for at, text in each.values if math.isfinite(float(text))
         }
         for each in series
     }
@@ -278,16 +288,19 @@ def _targets(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...]) -> Targe
     """
     pods = {own[-1] for own in _end(ends["work"], POD) if own[:-1] == of}
     targets: dict[float, list[float]] = {}
-    for (namespace, pod, q), seconds in _end(ends["slo"], ("namespace", "pod", "quantile")).items():
-        if namespace == of[0] and pod in pods and float(q) in PERCENTILES:
-            targets.setdefault(float(q), []).append(seconds)
+    for name in ("slo", "last slo"):  # the present one; of a workload that is gone, its last
+        for (namespace, pod, q), seconds in _end(ends[name], ("namespace", "pod", "quantile")).items():
+            if namespace == of[0] and pod in pods and float(q) in PERCENTILES:
+                targets.setdefault(float(q), []).append(seconds)
+        if targets:
+            break
     if not targets:
         raise HistoryError("Prometheus has no carpool_slo_target_seconds of it; name the p99 with --slo-p99")
     highest = max(targets)
     return Targets(highest, min(targets[highest]), max(targets[highest]))
 
 
-def _process(steps: Mapping[str, Mapping[tuple[str, ...], Mapping[float, float]]], of: tuple[str, ...]) -> Any:  # noqa: ANN401 - a process
+def _process(steps: Steps, of: tuple[str, ...]) -> Any:  # noqa: ANN401 - a process
     """Return burstiness within steps, the median of the requests: where the load moves in a step, it looks bursty."""
     found = []
     for at, arrivals in steps["arrivals"][of].items():

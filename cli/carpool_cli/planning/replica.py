@@ -79,9 +79,9 @@ class Replica(Struct, frozen=True, rename="camel"):
         return under + (over - under) * (rate - low) / (high - low)
 
 
-def needed(rate: float, capacity: float) -> int:
-    """Return how many replicas serve a rate: one at least."""
-    return max(replicas(rate / capacity), 1)
+def needed(rate: float, capacity: float, least: int = 1) -> int:
+    """Return how many replicas serve a rate."""
+    return max(replicas(rate / capacity), least)
 
 
 def reliable(situation: Situation, parameters: Parameters) -> int:

@@ -42,6 +42,8 @@ class Stretch(Struct, frozen=True):
 
     seconds: float
     rate: float
+    least: int = 1
+    """Replicas that are there without any load; 0: the workload was not there."""
 
 
 class Counted(Struct, frozen=True):
@@ -67,6 +69,7 @@ class Way(Struct, frozen=True, kw_only=True, rename="camel"):
     replicas: float
     """In the mean over the time."""
     most_replicas: int
+    """At once. In a sum: each workload's own most, at whatever time."""
     money: float | None
     """Per month."""
     device_gain: float
@@ -206,9 +209,11 @@ def _mean(load: Sequence[Stretch]) -> float:
 
 def _way(name: str, table: Replica, load: Sequence[Stretch], price: Price | None, zero: Way | None) -> Way:
     seconds = sum(each.seconds for each in load)
-    counts = [replica.needed(each.rate, table.capacity) for each in load]
+    counts = [replica.needed(each.rate, table.capacity, each.least) for each in load]
     busy = sum(
-        each.seconds * count * table.utilization(each.rate / count) for each, count in zip(load, counts, strict=True)
+        each.seconds * count * table.utilization(each.rate / count)
+        for each, count in zip(load, counts, strict=True)
+        if count
     )
     mean = sum(count * each.seconds for each, count in zip(load, counts, strict=True)) / seconds
     spent = Counted(3600 * busy / seconds, mean, max(counts))

@@ -73,6 +73,16 @@ def test_what_the_sidecar_counted_has_the_way_to_the_device_in_it(monkeypatch):
     assert both.seen == pytest.approx(1.05 * both.counted)
     assert both.error_of_seen == pytest.approx(0.0, abs=0.02)
     assert both.error == pytest.approx(0.05, abs=0.02)
+    assert f"The sidecar counted {both.seen:,.0f} (" in both.in_words()
+
+
+def test_where_nobody_looked_at_the_sidecar_twice_only_the_device_s_count_is_said(monkeypatch):
+    found, counts = served(150.0)
+    monkeypatch.setattr(running, "read", lambda *_: found)
+    both = compare("127.0.0.1:9090", "m", counts, [Choice(40.0, ZERO, 1.0)], [30.0, 90.0])
+    assert both.seen == 0.0
+    assert both.in_words().endswith(f"The device itself counted {both.counted:,.0f} ({both.error:+.1%})")
+    assert "sidecar" not in both.in_words()
 
 
 def test_nothing_is_compared_where_no_setting_lasted():

@@ -20,7 +20,7 @@ from carpool_cli.live import prometheus
 from carpool_cli.planning import history, replica
 from carpool_cli.planning.history import HistoryError, Series, Unknown, pasts, questions
 from carpool_cli.planning.money import Price
-from carpool_cli.planning.savings import COUNTED, ZERO_WAIT, savings
+from carpool_cli.planning.savings import COUNTED, ZERO_WAIT, Stretch, savings, total
 
 CURVE = replace(ServiceTime.measured({1: 0.0055, 16: 0.013}), largest_in_flight=2)
 SINCE, EVERY = 400.0, 5.0
@@ -89,7 +89,7 @@ def answered(seen, asked, pods=1, target=None):
     ends["busy"] = [Series({"namespace": "shop", "pod": pod}, value=(1000, str(last["busy",]))) for pod in names]
     work = sum(value for key, value in last.items() if key[0] == history.CELLS[1] and key[-1] == 0)
     ends["work"] = [Series({"pod": pod, **own}, value=(1000, str(work))) for pod in names]
-    ends["slo"] = [slo_of(pod, 0.05) for pod in names]
+    ends["slo"] = ends["last slo"] = [slo_of(pod, 0.05) for pod in names]
     return ranges, ends
 
 
@@ -140,7 +140,9 @@ def test_the_slo_is_the_sidecars_own_unless_one_is_named(poisson):
     assert pasts(asked, ranges, ends, slo=0.08)[0].situation.target == 0.08
     ends["slo"] = [slo_of("pod-0", 0.04, 0.95), slo_of("another-models", 0.3)]
     assert pasts(asked, ranges, ends)[0].policy.slo.percentiles == ((0.95, 0.04),)
-    ends["slo"] = [slo_of("another-models", 0.3)]
+    ends["slo"] = []
+    assert pasts(asked, ranges, ends)[0].situation.target == 0.05, "its pods are gone; their last one"
+    ends["slo"] = ends["last slo"] = [slo_of("another-models", 0.3)]
     (unknown,) = pasts(asked, ranges, ends)
     assert unknown.name == "shop/m"
     assert "--slo-p99" in unknown.error
@@ -172,13 +174,82 @@ def test_workloads_with_a_model_of_one_name_are_apart(poisson):
     assert all("by (namespace, target, model" in text for name, text in asked.ends.items() if name in history.CELLS)
 
 
+def halves(answers, pods):
+    """The answers where a workload had another name from mid-time on; its ``pods`` of before and after."""
+    ranges, ends = answers
+    metrics = [{"target": f"Deployment/{name}"} for name in ("old", "new")]
+    middle = len(ranges["arrivals"][0].values) // 2
+    found = {name: [] for name in ranges}
+    for name, (one,) in ranges.items():
+        for metric, values in zip(metrics, (one.values[:middle], one.values[middle:]), strict=True):
+            found[name].append(Series({**one.metric, **metric}, values))
+    last = {}
+    for name, series in ends.items():
+        of_pod = "pod" in series[0].metric
+        # What a pod counted is in the series of both names, where it had both.
+        shares = 1 if name.endswith("slo") else 2
+        last[name] = [
+            Series({**one.metric, **metric, **({"pod": pod} if of_pod else {})},
+                   value=(one.value[0], str(float(one.value[1]) / shares)))
+            for one in series for metric, pod in zip(metrics, pods, strict=True)
+        ]  # fmt: skip
+    if len(set(pods)) == 1:
+        last["busy"] = ends["busy"]
+    else:
+        last["slo"] = [each for each in last["slo"] if each.metric["pod"] == pods[1]]
+    return found, last
+
+
+@pytest.mark.parametrize("pods", [("pod-0", "pod-0"), ("old-0", "new-0")], ids=["relabelled", "replaced"])
+def test_a_workload_that_follows_another_is_not_a_second_replica(poisson, pods):
+    asked = questions(SINCE)
+    answers = answered(poisson[2], asked)
+
+    def sums(found):
+        compared = [
+            savings(each.name, each.situation, each.policy, each.load, counted=each.counted, price=Price(2.0))
+            for each in found
+        ]
+        return {way.name: way for way in total(compared)}, sum(each.rate for each in compared)
+
+    ways, rate = sums(pasts(asked, *answers))
+    found = pasts(asked, *halves(answers, pods))
+    assert [past.name for past in found] == ["shop/Deployment/new/m", "shop/Deployment/old/m"]
+    both, of_both = sums(found)
+    assert of_both == pytest.approx(rate)
+    for name, way in ways.items():
+        # The batch latency is of the whole time, in each of them; their burstiness may differ.
+        assert both[name].device_seconds == pytest.approx(way.device_seconds, rel=0.02), name
+        assert both[name].replicas == pytest.approx(way.replicas, rel=0.02), name
+        assert both[name].money == pytest.approx(way.money, rel=0.02), name
+    assert both[COUNTED].replicas == 1.0
+
+
+def test_a_workload_that_had_no_pods_for_a_time_needed_none_and_an_idle_one_needed_one(poisson):
+    asked = questions(SINCE)
+    ranges, ends = answered(poisson[2], asked)
+    assert len(ranges["arrivals"][0].values) == 10
+    gone = {
+        name: [Series(one.metric, [*one.values[:3], *one.values[6:]]) for one in some] for name, some in ranges.items()
+    }
+    (past,) = pasts(asked, gone, ends)
+    assert past.load[3:6] == [Stretch(asked.step, 0.0, least=0)] * 3
+    assert past.counted.replicas == pytest.approx(0.7)
+    assert past.counted.device_seconds == pytest.approx(pasts(asked, ranges, ends)[0].counted.device_seconds)
+    found = savings(past.name, past.situation, past.policy, past.load, counted=past.counted)
+    assert {way.name: way.replicas for way in found.ways}[ZERO_WAIT] == pytest.approx(0.7)
+    (past,) = pasts(asked, {**gone, "pods": ranges["pods"]}, ends)
+    found = savings(past.name, past.situation, past.policy, past.load, counted=past.counted)
+    assert {way.name: way.replicas for way in found.ways}[ZERO_WAIT] == past.counted.replicas == 1.0
+
+
 def test_what_is_missing_of_one_hides_no_other(poisson):
     asked = questions(SINCE)
     names = ("Deployment/a", "Deployment/b", "Deployment/c")
     ranges, ends = together(*(answered(poisson[2], asked, 1, name) for name in names))
     first = history.CELLS[0]
     ends[first] = [each for each in ends[first] if each.metric["target"] != "Deployment/a"]
-    ends["slo"] = [each for each in ends["slo"] if each.metric["pod"] != "Deployment/b-0"]
+    ends["slo"] = ends["last slo"] = [each for each in ends["slo"] if each.metric["pod"] != "Deployment/b-0"]
     unmeasured, promised_nothing, past = pasts(asked, ranges, ends)
     assert (unmeasured.name, promised_nothing.name) == ("shop/Deployment/a/m", "shop/Deployment/b/m")
     assert "no batch was measured" in unmeasured.error

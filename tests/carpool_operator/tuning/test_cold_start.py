@@ -19,6 +19,7 @@ def ready(index, seconds):
 
 def test_a_start_that_was_seen_counts_once_and_the_median_of_the_last_is_told():
     starts = ColdStarts()
+    starts.observe([])
     starts.observe([starting(0)])
     assert starts.seconds is None
     for _ in range(3):
@@ -42,6 +43,16 @@ def test_a_pod_that_was_ready_before_is_no_start():
     assert starts.seconds is None
 
 
+def test_a_pod_that_fails_its_probe_while_an_operator_restarts_is_no_start():
+    starts = ColdStarts()
+    starts.observe([starting(0), ready(1, 40.0)])
+    starts.observe([ready(0, 2 * 86400.0 + 30), ready(1, 40.0), starting(2)])
+    assert starts.seconds is None
+    starts.observe([starting(0), starting(1), ready(2, 50.0)])
+    starts.observe([ready(0, 2 * 86400.0 + 60), ready(1, 2 * 86400.0 + 60), ready(2, 50.0)])
+    assert starts.seconds == 50.0
+
+
 @pytest.mark.parametrize(("status", "wanted"), [("True", 42.0), ("False", 0.0)])
 def test_it_is_read_from_the_pods_condition(status, wanted):
     raw = pod()
@@ -58,7 +69,10 @@ def test_the_status_says_it():
     world.pods[0].spoil = lambda report: replace(
         report, lanes={name: replace(lane, capacity=100.0) for name, lane in report.lanes.items()}
     )
-    world.pods[0].pod = replace(world.pods[0].pod, ready=False)
+    served = world.pods[0].pod
+    world.pods[0].pod = replace(served, uid="before")
+    world.run(2, 20)
+    world.pods[0].pod = replace(served, ready=False)
     world.run(2, 20)
     world.pods[0].pod = replace(world.pods[0].pod, ready=True, ready_after=42.0)
     world.run(6, 20)
