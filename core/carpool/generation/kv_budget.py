@@ -59,10 +59,9 @@ class KvBudget:
 
     def report(self, share: float, held: float) -> None:
         """Take the engine's word for the share of its cache in use, when streams are known to hold ``held`` tokens."""
-        size = held / max(share, SMALLEST_SHARE)
-        # A smaller share is too coarse to say how large the cache is, but it is at least so large.
-        if share < SMALLEST_SHARE and (self.tokens is None or size <= self.tokens):
+        if share < SMALLEST_SHARE:
             return
+        size = held / share
         # Prompts that are half computed are in the share but not in `held`: the largest of the sizes seen is closest.
         known = size if self.tokens is None else max(size, self.tokens + 0.02 * (size - self.tokens))
         self.tokens = max(known, self._stated)

@@ -59,14 +59,6 @@ def test_the_size_that_the_engine_states_is_the_least():
     assert budget.tokens == 80_000.0
 
 
-def test_streams_that_share_nearly_all_of_their_prompts_do_not_fill_a_stated_size():
-    # 80 streams of 4,000 tokens, all but 50 of each the same: 2 % of a cache of 400,000 tokens.
-    budget = KvBudget(80.0)
-    budget.state(400_000.0)
-    budget.report(0.02, 320_000.0)
-    assert budget.tokens == pytest.approx(6_400_000)
-
-
 def test_without_a_size_everything_fits():
     budget = KvBudget(90.0)
     assert budget.fits(Request(0, 0.0, 10**6), gate().meter)
