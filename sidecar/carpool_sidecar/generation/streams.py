@@ -89,7 +89,7 @@ class Streams:
         ticket = Request(
             next(self._keys),
             exchange.received_at,
-            asked.prompt_tokens or self.sizes.prompt_tokens(asked.model, asked.prompt_bytes, asked.images),
+            asked.prompt_tokens or self.sizes.prompt_tokens(asked.model, asked.prompt_bytes),
             max_tokens=asked.max_tokens,
             tenant=(tenant or b"").decode("latin-1"),
             batch=batch,
@@ -137,7 +137,7 @@ class Streams:
             self.gatekeeper.ended(stream, round(stream.output_tokens), complete=False)
             return
         if said.prompt_tokens is not None:
-            self.sizes.learn_prompt(model, stream.asked.prompt_bytes, said.prompt_tokens, stream.asked.images)
+            self.sizes.learn_prompt(model, stream.asked.prompt_bytes, said.prompt_tokens)
         if said.output_tokens is not None and stream.events:
             self.sizes.learn_answer(model, stream.events, said.output_tokens)
         output = self._output(stream, said)

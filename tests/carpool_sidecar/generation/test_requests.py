@@ -77,9 +77,7 @@ def test_a_long_body_is_read_at_its_ends():
 def test_images_are_no_text():
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 500_000}}
     found = asked(messages=[{"role": "user", "content": [image, {"type": "text", "text": "hi"}, image]}])
-    assert (found.prompt_bytes < 1000, found.images) == (True, 2)
-    elsewhere = {"type": "image_url", "image_url": {"url": "http://x/a.png"}}
-    assert asked(messages=[{"role": "user", "content": [elsewhere, elsewhere]}]).images == 2
+    assert found.prompt_bytes < 1000
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,7 @@ def test_images_are_no_text():
 def test_nor_are_other_parts_in_base64(target, part):
     text = {"type": "text", "text": 'write "data": "' + "word " * 2000}
     found = asked(target, messages=[{"role": "user", "content": [text, part, text, part]}])
-    assert (20_000 < found.prompt_bytes < 22_000, found.images) == (True, 2)
+    assert 20_000 < found.prompt_bytes < 22_000
 
 
 @pytest.mark.parametrize("begin", [b'"data":"', b'"url":"data:image/png;base64,'])
