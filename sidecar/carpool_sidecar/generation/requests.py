@@ -20,10 +20,6 @@ PIECE = 65_536
 """Bytes in which one is looked for at a time."""
 
 
-MOST_CHOICES = 128
-"""Answers to a prompt; OpenAI's own limit."""
-
-
 class Api(Enum):
     """Whose protocol it is: how events, counts and errors look."""
 
@@ -53,8 +49,7 @@ class Asked(NamedTuple):
     """What a request asks for.
 
     ``prompt_bytes``: of the body, without embedded images. ``prompt_tokens``: where the prompt is given as token ids.
-    ``flexible``: its caller can wait (OpenAI's ``service_tier: flex``). ``choices``: answers to a prompt (``n``), which
-    are computed beside each other.
+    ``flexible``: its caller can wait (OpenAI's ``service_tier: flex``).
     """
 
     model: str
@@ -63,7 +58,6 @@ class Asked(NamedTuple):
     prompt_bytes: int
     prompt_tokens: int | None
     flexible: bool
-    choices: int = 1
 
 
 _OPENAI = re.compile(rb"(?:/openai)?(?:/v[0-9])?/(?:chat/completions|completions|(responses))(?:\?.*)?")
@@ -73,7 +67,7 @@ _TRITON = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/[^/?#]+)?/generate(_str
 
 # A quote inside a JSON string is escaped. So a name between quotes that are not is a member's, whatever prompts say.
 _MEMBERS = re.compile(
-    rb'(?<!\\)"(model|stream|service_tier|n'
+    rb'(?<!\\)"(model|stream|service_tier'
     rb"|max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens|n_predict"
     rb')"\s*:\s*("(?:[^"\\]|\\.){0,256}"|true|false|\d{1,9}(?=[\s,}\]]))'
 )
@@ -111,12 +105,7 @@ def read(endpoint: Endpoint, body: Buffer) -> Asked:
         _text_bytes(body),
         _token_ids(body, ends),
         members.get(b"service_tier") == b'"flex"',
-        _choices(members.get(b"n", b"")) if endpoint.api is Api.OPENAI else 1,
     )
-
-
-def _choices(n: bytes) -> int:
-    return min(MOST_CHOICES, max(1, int(n))) if n.isdigit() else 1
 
 
 def _text_bytes(body: Buffer) -> int:

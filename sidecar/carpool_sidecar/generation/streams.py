@@ -121,8 +121,7 @@ class Streams:
             counts.gaps.add(now - stream.last_at)
         stream.last_at = now
         if events:
-            # A step of the engine gives each choice a token; the gate counts steps.
-            self.gatekeeper.progress(stream, events * stream.per_event / stream.asked.choices)
+            self.gatekeeper.progress(stream, events * stream.per_event)
 
     def left(self, stream: Stream, how: str, said: Ending | None) -> None:
         """Count a request that ended. ``said``: what the engine said at the end of a complete answer."""
@@ -145,16 +144,15 @@ class Streams:
         counts.output_tokens += output
         now = self._clock()
         counts.durations.add(now - ticket.arrival)
-        each = max(1, round(output / stream.asked.choices))
         tpot = None
-        if stream.first_at is not None and each > 1:
-            tpot = (stream.last_at - stream.first_at) / (each - 1)
+        if stream.first_at is not None and output > 1:
+            tpot = (stream.last_at - stream.first_at) / (output - 1)
             counts.tpot.add(tpot)
-        hit = self._hit(stream, now - ticket.arrival, each, tpot)
+        hit = self._hit(stream, now - ticket.arrival, output, tpot)
         counts.hits += hit
         counts.met += judged and hit
         counts.missed += judged and not hit
-        self.gatekeeper.ended(stream, each, complete=True)
+        self.gatekeeper.ended(stream, max(1, output), complete=True)
 
     def fault(self) -> None:
         """Count an error in looking at a stream; its bytes go on."""

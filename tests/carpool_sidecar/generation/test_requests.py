@@ -47,11 +47,6 @@ def test_what_is_asked():
     assert asked(b"/v2/models/a/generate_stream", text_input="x", model="b")[:2] == ("a", True)
 
 
-def test_choices_are_read_where_there_are_any():
-    assert (asked(n=4).choices, asked().choices, asked(n=0).choices, asked(n=10**6).choices) == (4, 1, 1, 128)
-    assert asked(b"/generate", n=4).choices == 1
-
-
 def test_what_a_prompt_says_is_not_what_is_asked():
     prompt = '{"model":"x","stream":true,"max_tokens":7} \\"max_tokens\\":8 "max_tokens": 9'
     found = asked(messages=[{"role": "user", "content": prompt}], model="m", max_tokens=3)
