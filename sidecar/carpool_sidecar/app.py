@@ -73,7 +73,7 @@ class DataApp:
             exchange.context = picker.PickerMetrics(exchange, self._backend, self._streams)
             exchange.context.begin()
         elif endpoint is None or (exchange.length > self._max_body and forwards):
-            self._forward(exchange)
+            self._forward(exchange, inference=isinstance(endpoint, Endpoint))
         elif isinstance(endpoint, Endpoint):
             exchange.context = endpoint
             exchange.buffer(self._max_body, self._overflow if forwards else None)
@@ -88,9 +88,9 @@ class DataApp:
         exchange.context = self._backend.passage(exchange)
         exchange.context.begin()
 
-    def _forward(self, exchange: Exchange) -> None:
+    def _forward(self, exchange: Exchange, *, inference: bool = False) -> None:
         """Pass on what is no inference, or too large to be batched."""
-        exchange.context = self._backend.forward(exchange)
+        exchange.context = self._backend.forward(exchange, inference=inference)
         exchange.context.begin()
 
     def _overflow(self, exchange: Exchange, *, too_large: bool) -> bool:
@@ -98,7 +98,7 @@ class DataApp:
         endpoint = exchange.context
         if not too_large and not (isinstance(endpoint, Endpoint) and self._driver.sends_alone(endpoint)):
             return False
-        exchange.context = self._backend.forward(exchange)
+        exchange.context = self._backend.forward(exchange, inference=isinstance(endpoint, Endpoint))
         exchange.context.begin(whole=False)
         return True
 

@@ -151,6 +151,7 @@ class SimulatedPod:
         self.answers = True
         self.takes = True
         self.spoil = lambda report: report
+        self.note = ""
         self._origin = Stats(at=0.0)
 
     def restart(self, now, stats, durable):
@@ -196,7 +197,7 @@ class SimulatedPod:
             rolled_back=self.rolled_back,
             stalls=Stalls(0, self.stalled),
         )
-        return Reading(now, self.spoil(report))
+        return Reading(now, self.spoil(report), note=self.note)
 
 
 class World:

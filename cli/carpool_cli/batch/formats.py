@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from codecs import BOM_UTF8
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -120,7 +121,7 @@ class JsonLines:
                 continue
             try:
                 items.append(Item(self.number, self.position, self._row(line.strip())))
-            except (ValueError, OverflowError, TypeError) as error:
+            except (ValueError, OverflowError, TypeError, RecursionError) as error:
                 bad.append(BadRow(self.number, str(error)))
         return items, bad
 
@@ -153,11 +154,12 @@ class JsonLines:
     def _line(self) -> bytes:
         """Read a line; of one that is too long, return its beginning."""
         line = part = self._stream.readline(LONGEST_LINE + 1)
+        first = self.position == 0
         self.position += len(line)
         while part and not part.endswith(b"\n"):
             part = self._stream.readline(LONGEST_LINE)
             self.position += len(part)
-        return line
+        return line.removeprefix(BOM_UTF8) if first else line
 
     def _row(self, line: bytes) -> Row:
         try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.learning.latency_model import ServiceTime
-from carpool_cli.batch.formats import BadRow
+from carpool_cli.batch.formats import MOST_AHEAD, BadRow
 from carpool_cli.profiling.targets import TargetError
 
 if TYPE_CHECKING:
@@ -70,6 +72,15 @@ class Served(NamedTuple):
     position: int
     number: int
 
+    @property
+    def size(self) -> int:
+        """Bytes of the answers."""
+        return sum(map(_size, self.answers)) + sum(len(row.record) for row in self.bad)
+
+
+class Stopping(threading.Event):
+    """Set when a job stops before its end: no retry is waited for any more."""
+
 
 class Stopped(Exception):  # noqa: N818 - no fault of this program
     """The job can't go on now; what was done is kept."""
@@ -84,8 +95,9 @@ class Job:
 
     ``run`` answers a batch or raises ``TargetError``. ``concurrency`` batches are under way at once; answers keep the
     order. ``ahead`` batches are read before those in front of them are answered, at least that many: a long answer
-    then holds up no others. Failures that are not the input's are retried ``retries`` times, after 1, 2, 4, ... seconds
-    or as long as the server asks for. ``abandon`` ends the calls under way when the job stops before its end.
+    then holds up no others, until answers of ``MOST_AHEAD`` bytes wait behind it. Failures that are not the input's are
+    retried ``retries`` times, after 1, 2, 4, ... seconds or as long as the server asks for. ``abandon`` ends the calls
+    under way when the job stops before its end, and ``stopping`` the waits.
     """
 
     def __init__(
@@ -99,7 +111,7 @@ class Job:
         retries: int,
         max_bad: int | None,
         clock: Callable[[], float],
-        sleep: Callable[[float], None],
+        stopping: Stopping,
         ahead: int = 0,
         abandon: Callable[[], None] = lambda: None,
     ) -> None:
@@ -112,9 +124,8 @@ class Job:
         self._retries = retries
         self._max_bad = max_bad
         self._clock = clock
-        self._sleep = sleep
+        self._stopping = stopping
         self._abandon = abandon
-        self._stopping = False
         self.answered = journal.progress.answered
         self.skipped = journal.progress.skipped
         self._written = source.number
@@ -129,19 +140,33 @@ class Job:
             raise TooManyBad(self._counted())
         committed, done = self._clock(), self._source.position
         under_way: deque[Future[Served]] = deque()
+        finished: SimpleQueue[Future[Served]] = SimpleQueue()
+        running = held = 0
         with ThreadPoolExecutor(self._concurrency) as threads:
             try:
                 more = True
                 while more or under_way:
-                    while more and len(under_way) < self._ahead and self._source.position - done <= self._source.ahead:
+                    while (
+                        more
+                        and running < self._concurrency
+                        and len(under_way) < self._ahead
+                        and self._source.position - done <= self._source.ahead
+                        and held <= MOST_AHEAD
+                    ):
                         items, bad = self._source.read(self._sizes.size)
                         more = bool(items or bad)
                         if more:
                             position, number = self._source.position, self._source.number
                             under_way.append(threads.submit(self._serve, items, bad, position, number))
-                    if under_way:
+                            under_way[-1].add_done_callback(finished.put)
+                            running += 1
+                    if running:
+                        held += _size_of(finished.get())
+                        running -= 1
+                    while under_way and under_way[0].done():
                         served = under_way[0].result()
                         under_way.popleft()
+                        held -= served.size
                         self._take(served)
                         done = served.position
                         tell(served.position)
@@ -153,7 +178,7 @@ class Job:
                             number, error, _ = max(served.bad)
                             raise TooManyBad(f"{self._counted()}, the last in {self._source.unit} {number} ({error})")
             finally:
-                self._stopping = bool(under_way)
+                self._stopping.set()
                 for waiting in under_way:
                     waiting.cancel()
                 if under_way:
@@ -225,7 +250,15 @@ class Job:
             except TargetError as error:
                 if error.input_fault or (attempt == self._retries and error.record):
                     raise
-                if attempt == self._retries or self._stopping:
+                if attempt == self._retries or self._stopping.wait(max(2.0**attempt, error.retry_after)):
                     raise Stopped(str(error)) from None
-                self._sleep(max(2.0**attempt, error.retry_after))
         raise AssertionError  # the loop returns or raises
+
+
+def _size_of(done: Future[Served]) -> int:
+    """Return the bytes of a batch's answers; none where it failed."""
+    return 0 if done.cancelled() or done.exception() is not None else done.result().size
+
+
+def _size(answer: Row) -> int:
+    return sum(value.nbytes for value in answer.values()) if isinstance(answer, dict) else len(answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import click
 import msgspec
 
 from carpool_cli.batch.formats import BadRow, Item, JsonLines
@@ -29,6 +30,12 @@ AHEAD = 8
 
 TIMEOUT = 600.0
 """Seconds for an answer unless given: it comes whole."""
+
+DECISIVE = 8
+"""Lines of a file of which one has to be JSON, so that the protocol is known."""
+
+LONGEST_WAIT = 600.0
+"""Seconds that a server can make a request wait, by ``Retry-After``."""
 
 LATER = {408, 409, 425, 429, 502, 503, 504}
 """Statuses that say nothing of the request: it is sent again, and in the end the run stops."""
@@ -57,11 +64,21 @@ _line = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def is_request(path: Path) -> bool:
-    """Say whether the first line of a file is a request of the Batch API."""
-    with path.open("rb") as stream:
-        text = next((line for line in iter(lambda: stream.readline(2**20), b"") if line.strip()), b"")
+    """Say whether a file has requests of the Batch API, by its first line that is JSON.
+
+    Raises ``click.UsageError`` where none of the first few is.
+    """
+    source = JsonLines(path, 0, 0, None)
+    items, bad = source.read(1)
+    while bad and source.number < DECISIVE:
+        items, bad = source.read(1)
+    source.close()
+    if bad:
+        raise click.UsageError(
+            f"{path}: none of the first {source.number} lines is JSON, so their protocol is unknown: name --protocol"
+        )
     try:
-        return {"custom_id", "url", "body"} <= set(_line.decode(text))
+        return bool(items) and {"custom_id", "url", "body"} <= set(_line.decode(items[0].row))
     except UNREADABLE:
         return False
 
@@ -133,7 +150,8 @@ class Sender:
         said = f"status {status}: {body[:200].decode('utf-8', 'replace')}"
         if status in LATER | REFUSED:
             wait = answer.headers.get("retry-after", "")
-            raise TargetError(said, input_fault=False, retry_after=float(wait[:4]) if wait.isdecimal() else 0.0)
+            seconds = min(float(wait), LONGEST_WAIT) if wait.isdecimal() else 0.0
+            raise TargetError(said, input_fault=False, retry_after=seconds)
         record = lines.written(line.custom_id, Outcome(of, kept, f"status-{status}"), number=number)
         raise TargetError(said, input_fault=status != UNCLEAR, record=record)
 

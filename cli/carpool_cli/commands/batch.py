@@ -147,7 +147,7 @@ def command(
     options.
     """
     from carpool_cli.batch import formats, requests  # noqa: PLC0415 - numpy is not for --help
-    from carpool_cli.batch.job import Job, SizeSearch, Stopped, TooManyBad  # noqa: PLC0415 - likewise
+    from carpool_cli.batch.job import Job, SizeSearch, Stopped, Stopping, TooManyBad  # noqa: PLC0415 - likewise
 
     if (onnx is None) == (upstream is None):
         raise click.UsageError("name --onnx FILE or --upstream URL, one of the two")
@@ -207,7 +207,7 @@ def command(
             retries=retries,
             max_bad=max_bad,
             clock=time.monotonic,
-            sleep=time.sleep,
+            stopping=Stopping(),
         )
         if journal.resumed:
             click.echo(f"continuing after row {journal.progress.number}: {journal.progress.answered} are answered")
@@ -220,9 +220,9 @@ def command(
                 f"--max-bad: it goes on from here. Or correct them, remove {journal.checkpoint}, and start over"
             ) from None
         except Stopped as error:
-            raise click.ClickException(f"stopped: {error}. Finished rows are kept; the same command resumes") from None
+            raise click.ClickException(f"stopped: {error}. {_kept(journal)}") from None
         except KeyboardInterrupt:
-            raise Interrupted("stopped. Finished rows are kept; the same command resumes") from None
+            raise Interrupted(f"stopped. {_kept(journal)}") from None
         finally:
             source.close()
             target.close()
@@ -309,6 +309,10 @@ def _with_bar(go: Callable[[Callable[[int], None]], None], source: Source) -> No
     ) as bar:
         task = bar.add_task("rows", total=source.size, completed=source.position)
         go(lambda position: bar.update(task, completed=position))
+
+
+def _kept(journal: Journal) -> str:
+    return f"{journal.progress.answered} answers are kept; the same command resumes"
 
 
 def _summary(answered: int, skipped: int, output: Path, how: str) -> None:

@@ -161,8 +161,8 @@ class Gate:
 
     def report(self, kv_share: float | None, kv_tokens: float | None = None) -> None:
         """Take the engine's report of the share of its KV cache in use, and of the cache's size."""
-        if kv_tokens is not None and self.limits.kv_tokens is None:
-            self.kv.state(kv_tokens)
+        if kv_tokens is not None:
+            self.kv.guess(kv_tokens)
         if kv_share is not None:
             self.kv.report(kv_share, self.meter.kv)
 

@@ -32,15 +32,13 @@ DEVIATIONS = 2.0
 class KvBudget:
     """Whether another request fits.
 
-    ``tokens`` is the size of the cache; where it is None, the engine says it, or it is learned from its reports.
+    ``tokens`` is the size of the cache; where it is None, it is learned from the engine's reports.
     """
 
     def __init__(self, percent: float, tokens: float | None = None) -> None:
         self.lengths = OutputLengths()
         self.tokens = tokens
         self._share = percent / 100
-        self._stated = 0.0
-        """The size as the engine says it."""
         self._refused: tuple[int, int] | None = None
         """The request that did not fit, and how many streams had ended then: until another ends it still doesn't."""
 
@@ -49,23 +47,21 @@ class KvBudget:
         self._share = percent / 100
         self.tokens = self.tokens if tokens is None else tokens
 
-    def state(self, tokens: float) -> None:
-        """Take the engine's word for the size of its cache.
+    def guess(self, tokens: float) -> None:
+        """Take the size that the engine states for a first guess.
 
-        It is the least: streams whose prompts share a prefix hold more tokens than the cache has.
+        Blocks of several layer groups overstate it, and shared prefixes understate it: reports of the use correct both.
         """
-        self._stated = tokens
-        self.tokens = tokens if self.tokens is None else max(tokens, self.tokens)
+        if self.tokens is None:
+            self.tokens = tokens
 
     def report(self, share: float, held: float) -> None:
         """Take the engine's word for the share of its cache in use, when streams are known to hold ``held`` tokens."""
-        size = held / max(share, SMALLEST_SHARE)
-        # A smaller share is too coarse to say how large the cache is, but it is at least so large.
-        if share < SMALLEST_SHARE and (self.tokens is None or size <= self.tokens):
+        if share < SMALLEST_SHARE:
             return
+        size = held / share
         # Prompts that are half computed are in the share but not in `held`: the largest of the sizes seen is closest.
-        known = size if self.tokens is None else max(size, self.tokens + 0.02 * (size - self.tokens))
-        self.tokens = max(known, self._stated)
+        self.tokens = size if self.tokens is None else max(size, self.tokens + 0.02 * (size - self.tokens))
 
     def fits(self, request: Request, meter: Meter) -> bool:
         """Say whether the streams and this request stay within the budget until they end."""

@@ -118,6 +118,8 @@ class Reading(Struct, frozen=True):
     """When, on the operator's monotonic clock."""
     report: Report | None
     error: str = ""
+    note: str = ""
+    """Why a report is without token streams that the pod has."""
 
 
 class View(Struct, frozen=True, kw_only=True):

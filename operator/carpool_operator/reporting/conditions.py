@@ -279,7 +279,12 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
     if not steering.evidence.heard and view.now - steering.trust.good_at <= stale_after:
         return Finding(UNKNOWN, "NotReadYet", f"{what}: its pods have not been read yet")
     if view.now - steering.trust.good_at <= stale_after:
-        return Finding(TRUE, "Available")
+        name, note = min(
+            ((seen.name, seen.note) for seen in steering.evidence.pods.values() if seen.note), default=("", "")
+        )
+        return Finding(
+            TRUE, "Available", f"{what}: token streams are left out, of {name} at least: {note}" if note else ""
+        )
     if blind is None:
         return Finding(FALSE, "MetricsStale", f"{what}: nothing new was read for {format_seconds(stale_after)}")
     return Finding(

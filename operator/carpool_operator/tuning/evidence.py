@@ -149,6 +149,8 @@ class Seen(Struct):
     """Of the last good one."""
     error: str = ""
     """What was wrong with the last one; ``""``: nothing."""
+    note: str = ""
+    """Why the last good one was without token streams."""
     generation: int = 0
     running: int = 0
     change_error: str = ""
@@ -259,6 +261,7 @@ class Evidence:
         seen.replaced = {name: lane.replaced for name, lane in report.lanes.items()}
         seen.counters = msgspec.msgpack.encode(report.stats)
         streams_before, seen.streams = seen.streams, _packed(report.token_streams)
+        note_before, seen.note = seen.note, reading.note
         gathered.rolled_back.extend((uid, each) for each in report.rolled_back)
         if earlier is None:
             return None
@@ -291,7 +294,8 @@ class Evidence:
             paused=max(report.stalls.seconds - stalled, 0.0),
             device_busy=since.device_busy,
             capacities=_capacities(report),
-            streams=_streams(streams_before, report.token_streams, seconds),
+            # What was left out is known from no time on.
+            streams=None if note_before else _streams(streams_before, report.token_streams, seconds),
             in_force={name: lane.parameters for name, lane in report.lanes.items()},
         )
 

@@ -72,8 +72,8 @@ class Backend(Protocol):
         be independent of each other.
         """
 
-    def forward(self, exchange: Exchange) -> Forward:
-        """Pass on anything else."""
+    def forward(self, exchange: Exchange, *, inference: bool = False) -> Forward:
+        """Pass on anything else; ``inference``: it is some, which can't be batched."""
 
     def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Forward:
         """Pass on a request to a language model; asked only where ``streams``."""

@@ -94,7 +94,7 @@ class OnnxBackend:
         future.add_done_callback(run.done)
         return run
 
-    def forward(self, exchange: Exchange) -> Local:
+    def forward(self, exchange: Exchange, *, inference: bool = False) -> Local:  # noqa: ARG002 - the port's signature
         """Answer what is no inference."""
         return Local(self, exchange)
 

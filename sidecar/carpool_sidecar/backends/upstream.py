@@ -63,6 +63,7 @@ class UpstreamBackend:
     ) -> None:
         host, port, path = config.address
         limits = ClientLimits(max_body_bytes=max_answer)
+        self._timeout, self._patience = config.silence(), config.silence(forwarded=True)
 
         def pool(most: int, setting: str) -> Pool:
             return Pool(
@@ -71,6 +72,7 @@ class UpstreamBackend:
                 path=path,
                 max_connections=most,
                 max_waiting=most,
+                max_wait=self._timeout,
                 setting=setting,
                 connect_timeout=config.connect_timeout,
                 limits=limits,
@@ -79,7 +81,6 @@ class UpstreamBackend:
                 turns=turns,
             )
 
-        self._timeout, self._patience = config.silence(), config.silence(forwarded=True)
         self.readiness = None if config.ready is None else config.ready.encode()
         self._inference = pool(config.max_connections, "upstream.maxConnections")
         self._forwarding = pool(max_forwarded or config.max_forwarded, "upstream.maxForwarded")
@@ -116,11 +117,11 @@ class UpstreamBackend:
         # the latter, so only what is idempotent is sent again.
         return self._inference.send(head, body, receiver, timeout=self._timeout, retry_stale=idempotent)
 
-    def forward(self, exchange: Exchange) -> Forwarding:
-        """Stream anything else both ways."""
+    def forward(self, exchange: Exchange, *, inference: bool = False) -> Forwarding:
+        """Stream anything both ways."""
         if self._is_probe(exchange) and self._probes.free:
             return Forwarding(exchange, self._probes, self._timeout, short=True)
-        return Forwarding(exchange, self._forwarding, self._patience)
+        return Forwarding(exchange, self._forwarding, self._timeout if inference else self._patience)
 
     def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Stream:
         """Forward a request to a language model, and look at its answer."""

@@ -43,7 +43,8 @@ class Upstream(Camel, frozen=True):
     """`http://host:port` or `unix:/path`, without a path behind it."""
     timeout: Duration | None = None
     """Silence after which a call has failed, with 504. Unset: 1 min for inference and probes, 10 min for all else: a
-    whole answer of a language model comes when its last token is there."""
+    whole answer of a language model comes when its last token is there. Also the longest wait for a free connection:
+    unset, 1 min."""
     connect_timeout: Duration = Duration(5.0)
     """For a new connection."""
     max_connections: Annotated[int, Meta(ge=1, le=65536)] = 256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from carpool.exchange.token_streams import EngineSays
@@ -26,7 +27,6 @@ _NAMES = {
     b"vllm:gpu_cache_usage_perc": "kv_share",  # before 0.10
     b"sglang:token_usage": "kv_share",
     b"llamacpp:kv_cache_usage_ratio": "kv_share",
-    b"sglang:max_total_num_tokens": "kv_tokens",
     b"vllm:num_preemptions_total": "preemptions",
     b"vllm:num_requests_running": "running",
     b"sglang:num_running_reqs": "running",
@@ -44,6 +44,10 @@ _CACHE = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
 _SIZES = re.compile(rb'(?<![a-z_])(kv_cache_size_tokens|num_gpu_blocks|block_size)="(\d{1,12})"')
 """Labels with the size of vLLM's cache; older versions have no tokens, only blocks and the tokens of each."""
 
+_POOL = re.compile(rb"^sglang:max_total_num_tokens(?:\{([^\n]*)\})?[ \t]+([0-9.e+]+)", re.MULTILINE)
+_RANK = re.compile(rb'(?<![a-z_])(?!dp_)[a-z_]+_rank="[^"]*",?')
+"""Ranks of SGLang that share one cache, and each report all of it. Those of data parallelism have one each."""
+
 _LINE = re.compile(rb"^(" + b"|".join(_NAMES) + rb")(?:\{[^\n]*\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE)
 
 
@@ -60,6 +64,13 @@ def parse(text: bytes) -> EngineSays | None:
         except ValueError:
             continue
         found[field] = max(found.get(field, 0.0), number) if field == "kv_share" else found.get(field, 0.0) + number
+    pools: dict[bytes, float] = {}
+    for labels, value in _POOL.findall(text):
+        of = _RANK.sub(b"", labels)
+        with suppress(ValueError):
+            pools[of] = max(pools.get(of, 0.0), float(value))
+    if pools:
+        found["kv_tokens"] = sum(pools.values())
     for each in _CACHE.findall(text):
         size = {name: int(value) for name, value in _SIZES.findall(each)}
         tokens = size.get(b"kv_cache_size_tokens") or size.get(b"num_gpu_blocks", 0) * size.get(b"block_size", 0)

@@ -20,10 +20,6 @@ PIECE = 65_536
 """Bytes in which one is looked for at a time."""
 
 
-MOST_CHOICES = 128
-"""Answers to a prompt; OpenAI's own limit."""
-
-
 class Api(Enum):
     """Whose protocol it is: how events, counts and errors look."""
 
@@ -52,10 +48,8 @@ class Endpoint(NamedTuple):
 class Asked(NamedTuple):
     """What a request asks for.
 
-    ``prompt_bytes``: of the body, without embedded images and the like; ``images``: how many there are.
-    ``prompt_tokens``: where the prompt is given as token ids.
-    ``flexible``: its caller can wait (OpenAI's ``service_tier: flex``). ``choices``: answers to a prompt (``n``), which
-    are computed beside each other.
+    ``prompt_bytes``: of the body, without embedded images. ``prompt_tokens``: where the prompt is given as token ids.
+    ``flexible``: its caller can wait (OpenAI's ``service_tier: flex``).
     """
 
     model: str
@@ -64,8 +58,6 @@ class Asked(NamedTuple):
     prompt_bytes: int
     prompt_tokens: int | None
     flexible: bool
-    choices: int = 1
-    images: int = 0
 
 
 _OPENAI = re.compile(rb"(?:/openai)?(?:/v[0-9])?/(?:chat/completions|completions|(responses))(?:\?.*)?")
@@ -75,13 +67,12 @@ _TRITON = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/[^/?#]+)?/generate(_str
 
 # A quote inside a JSON string is escaped. So a name between quotes that are not is a member's, whatever prompts say.
 _MEMBERS = re.compile(
-    rb'(?<!\\)"(model|stream|service_tier|n'
+    rb'(?<!\\)"(model|stream|service_tier'
     rb"|max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens|n_predict"
     rb')"\s*:\s*("(?:[^"\\]|\\.){0,256}"|true|false|\d{1,9}(?=[\s,}\]]))'
 )
 _IDS = re.compile(rb'(?<!\\)"prompt"\s*:\s*(\[)\s*\d')
 _URL, _DATA = b";base64,", b'"data"'
-_IMAGE = b'"image_url":'
 _ENCODED = re.compile(rb'"data"\s*:\s*"(?=[A-Za-z0-9+/_-]{256})')
 _LIMITS = (b"max_completion_tokens", b"max_tokens", b"max_output_tokens", b"max_new_tokens", b"n_predict")
 
@@ -106,37 +97,32 @@ def read(endpoint: Endpoint, body: Buffer) -> Asked:
     for name, value in _MEMBERS.findall(ends):
         members.setdefault(name, value)
     limits = (members.get(name, b"") for name in _LIMITS)
-    size, images = _text(body)
     streams = members.get(b"stream") == b"true" if endpoint.streams is None else endpoint.streams
     return Asked(
         endpoint.model or members.get(b"model", b'""')[1:-1].decode("utf-8", "replace"),
         streams,
         next((int(limit) for limit in limits if limit.isdigit()), None),
-        size,
+        _text_bytes(body),
         _token_ids(body, ends),
         members.get(b"service_tier") == b'"flex"',
-        _choices(members.get(b"n", b"")) if endpoint.api is Api.OPENAI else 1,
-        images,
     )
 
 
-def _choices(n: bytes) -> int:
-    return min(MOST_CHOICES, max(1, int(n))) if n.isdigit() else 1
-
-
-def _text(body: Buffer) -> tuple[int, int]:
-    """Count the bytes of a body without those of images and the like, and these: 500 KB are no 125,000 tokens."""
+def _text_bytes(body: Buffer) -> int:
+    """Count the bytes of a body without those of images and the like: 500 KB in base64 are no 125,000 tokens."""
     size = len(body)
-    whole, at, embedded, images = bytes(body), 0, 0, 0
-    while images < MOST_EMBEDDED and size > ENDS and (begin := _encoded_from(whole, at)) >= 0:
-        images += 1
+    if size <= ENDS:
+        return size
+    whole, at, embedded = bytes(body), 0, 0
+    for _ in range(MOST_EMBEDDED):
+        begin = _encoded_from(whole, at)
+        if begin < 0:
+            break
         at = whole.find(b'"', begin)
         if at < 0:
-            return begin - embedded, images
+            return begin - embedded
         embedded += at - begin
-    if not images and size <= PIECE:
-        images = whole.count(_IMAGE)  # elsewhere: the engine fetches them
-    return size - embedded, images
+    return size - embedded
 
 
 def _encoded_from(whole: bytes, at: int) -> int:

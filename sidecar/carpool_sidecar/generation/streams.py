@@ -89,7 +89,7 @@ class Streams:
         ticket = Request(
             next(self._keys),
             exchange.received_at,
-            asked.prompt_tokens or self.sizes.prompt_tokens(asked.model, asked.prompt_bytes, asked.images),
+            asked.prompt_tokens or self.sizes.prompt_tokens(asked.model, asked.prompt_bytes),
             max_tokens=asked.max_tokens,
             tenant=(tenant or b"").decode("latin-1"),
             batch=batch,
@@ -121,8 +121,7 @@ class Streams:
             counts.gaps.add(now - stream.last_at)
         stream.last_at = now
         if events:
-            # A step of the engine gives each choice a token; the gate counts steps.
-            self.gatekeeper.progress(stream, events * stream.per_event / stream.asked.choices)
+            self.gatekeeper.progress(stream, events * stream.per_event)
 
     def left(self, stream: Stream, how: str, said: Ending | None) -> None:
         """Count a request that ended. ``said``: what the engine said at the end of a complete answer."""
@@ -137,7 +136,7 @@ class Streams:
             self.gatekeeper.ended(stream, round(stream.output_tokens), complete=False)
             return
         if said.prompt_tokens is not None:
-            self.sizes.learn_prompt(model, stream.asked.prompt_bytes, said.prompt_tokens, stream.asked.images)
+            self.sizes.learn_prompt(model, stream.asked.prompt_bytes, said.prompt_tokens)
         if said.output_tokens is not None and stream.events:
             self.sizes.learn_answer(model, stream.events, said.output_tokens)
         output = self._output(stream, said)
@@ -145,16 +144,15 @@ class Streams:
         counts.output_tokens += output
         now = self._clock()
         counts.durations.add(now - ticket.arrival)
-        each = max(1, round(output / stream.asked.choices))
         tpot = None
-        if stream.first_at is not None and each > 1:
-            tpot = (stream.last_at - stream.first_at) / (each - 1)
+        if stream.first_at is not None and output > 1:
+            tpot = (stream.last_at - stream.first_at) / (output - 1)
             counts.tpot.add(tpot)
-        hit = self._hit(stream, now - ticket.arrival, each, tpot)
+        hit = self._hit(stream, now - ticket.arrival, output, tpot)
         counts.hits += hit
         counts.met += judged and hit
         counts.missed += judged and not hit
-        self.gatekeeper.ended(stream, each, complete=True)
+        self.gatekeeper.ended(stream, max(1, output), complete=True)
 
     def fault(self) -> None:
         """Count an error in looking at a stream; its bytes go on."""

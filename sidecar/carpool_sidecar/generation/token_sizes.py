@@ -36,33 +36,27 @@ class _Sums(NamedTuple):
 
 
 class TokenSizes:
-    """A line of tokens over bytes for prompts, tokens per image in them, and tokens per event for answers, by model."""
+    """A line of tokens over bytes for prompts, and tokens per event for answers, by model."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, _Sums] = {}
-        self._images: dict[str, tuple[float, float]] = {}
-        """Fading sums of images and of their tokens."""
         self._events: dict[str, tuple[float, float]] = {}
         """Fading sums of events and of tokens."""
 
-    def prompt_tokens(self, model: str, size: int, images: int = 0) -> int:
-        """Estimate the tokens of a prompt of ``size`` bytes of text."""
-        seen, tokens = self._images.get(model, (1.0, 0.0))
-        return max(1, round(self._text(model, size) + images * tokens / seen))
+    def prompt_tokens(self, model: str, size: int) -> int:
+        """Estimate the tokens of a prompt of ``size`` bytes."""
+        sums = self._prompts.get(model)
+        base, slope = (0.0, 1 / BYTES_PER_TOKEN) if sums is None else sums.line()
+        return max(1, round(base + slope * size))
 
     def per_event(self, model: str) -> float:
         """Return the tokens of an event."""
         events, tokens = self._events.get(model, (1.0, 1.0))
         return tokens / events
 
-    def learn_prompt(self, model: str, size: int, tokens: int, images: int = 0) -> None:
-        """Take a prompt's count; what is more than its text's is its images'."""
-        if images:
-            if model in self._images or len(self._images) < MOST:
-                before = self._images.get(model, (0.0, 0.0))
-                more = max(0.0, tokens - self._text(model, size))
-                self._images[model] = (FADE * before[0] + images, FADE * before[1] + more)
-        elif size > 0 and tokens > 0 and (model in self._prompts or len(self._prompts) < MOST):
+    def learn_prompt(self, model: str, size: int, tokens: int) -> None:
+        """Take a prompt's count."""
+        if size > 0 and tokens > 0 and (model in self._prompts or len(self._prompts) < MOST):
             old = self._prompts.get(model, _Sums(0.0, 0.0, 0.0, 0.0, 0.0))
             new = (1.0, size, tokens, size * size, size * tokens)
             self._prompts[model] = _Sums(*(FADE * before + value for before, value in zip(old, new, strict=True)))
@@ -72,8 +66,3 @@ class TokenSizes:
         if events > 0 and tokens > 0 and (model in self._events or len(self._events) < MOST):
             before = self._events.get(model, (0.0, 0.0))
             self._events[model] = (FADE * before[0] + events, FADE * before[1] + tokens)
-
-    def _text(self, model: str, size: int) -> float:
-        sums = self._prompts.get(model)
-        base, slope = (0.0, 1 / BYTES_PER_TOKEN) if sums is None else sums.line()
-        return base + slope * size

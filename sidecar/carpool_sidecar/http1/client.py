@@ -24,7 +24,8 @@ class Pool:
     """Connections to one upstream, by TCP (`host`, `port`) or by a Unix socket (`path`).
 
     The connection used last is used first, so that those beyond the need fall idle and close. A connection is opened
-    when a call finds none idle; at the cap, calls wait, first come, first served, and `max_waiting` of them at most.
+    when a call finds none idle; at the cap, calls wait, first come, first served, `max_waiting` of them at most and
+    `max_wait` seconds at most.
     Times are seconds of `clock`, by default the running loop's. `setting` is what people raise to have more
     connections. `budget` bounds what is held of answers, `turns` what is read of them at a time. Without `reuse`, every
     call has a connection of its own, which closes after the answer. `shared`: its calls are of callers who must not get
@@ -39,6 +40,7 @@ class Pool:
         path: str | None = None,
         max_connections: int = 256,
         max_waiting: float = NEVER,
+        max_wait: float = NEVER,
         setting: str = "max_connections",
         connect_timeout: float = 5.0,
         idle_timeout: float = 30.0,
@@ -54,6 +56,7 @@ class Pool:
         self._path = path
         self._max_connections = max_connections
         self._max_waiting = max_waiting
+        self._max_wait = max_wait
         self._setting = setting
         self._connect_timeout = connect_timeout
         self._idle_timeout = idle_timeout
@@ -112,7 +115,7 @@ class Pool:
     ) -> Call:
         """Send a request; the answer is buffered and told in one piece. Never blocks, never raises.
 
-        `timeout` is how long the upstream may be silent, and how long the call may wait for a connection. With
+        `timeout` is how long the upstream may be silent, and the longest wait for a connection. With
         `retry_stale`, a request that dies on a reused connection before any byte of an answer is sent once more on a
         new one: upstreams close idle connections at any time, and the two may cross. It may then be served twice.
         Without it, a request goes over a connection that is new or was used lately (`ClientLimits.fresh`).
@@ -206,7 +209,7 @@ class Pool:
     def retry(self, call: Call) -> None:
         """Send a call again, before all that wait; the connections idle now are as old as the one it died on."""
         call.unlink()
-        call.expires = self.clock() + call.timeout
+        call.expires = self.clock() + self._wait(call)
         for link in tuple(self._idle):
             link.close()
         self._waiting.appendleft(call)
@@ -232,10 +235,14 @@ class Pool:
             text = f"all {self._max_connections} connections to the upstream are taken, and {wait}"
             self._loop.call_soon(call.fail, "busy", f"{text}; raise {self._setting} or replicas")
         else:
-            call.expires = self.clock() + call.timeout
+            call.expires = self.clock() + self._wait(call)
             self._waiting.append(call)
             self._connect_as_needed()
         return call
+
+    def _wait(self, call: Call) -> float:
+        """Seconds that a call may wait for a connection."""
+        return min(call.timeout, self._max_wait)
 
     def _fresh(self, link: Upstream) -> bool:
         """Whether an idle connection was used so lately that the upstream has hardly closed it meanwhile."""
@@ -286,7 +293,7 @@ class Pool:
         for call in tuple(self._waiting):
             if now >= call.expires and not call.done:
                 self._waiting.remove(call)
-                call.fail("timeout", f"no connection to the upstream was free within {call.timeout:g} s")
+                call.fail("timeout", f"no connection to the upstream was free within {self._wait(call):g} s")
         waiting = sum(call.waiting_bytes for call in self._waiting)
         self.budget.held += waiting - self._waiting_bytes
         self._waiting_bytes = waiting

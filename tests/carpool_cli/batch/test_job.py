@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from carpool_cli.batch.formats import Item
-from carpool_cli.batch.job import Job, SizeSearch, Stopped
+from carpool_cli.batch.job import Job, SizeSearch, Stopped, Stopping
 from carpool_cli.batch.journal import Journal
 from carpool_cli.profiling.targets import TargetError
 
@@ -75,7 +75,7 @@ class Numbers:
 
     def encode(self, answers):
         self.encoded += len(answers)
-        return b"".join(b"%d " % answer for answer in answers if isinstance(answer, int))
+        return b"".join(answer + b" " for answer in answers if isinstance(answer, bytes))
 
     def report(self, row):
         return b"%d\n" % row.number
@@ -83,18 +83,34 @@ class Numbers:
     def close(self): ...
 
 
-def work(tmp_path, run, *, size=20, batch=8, concurrency=1, retries=3, source=None, ahead=0):
-    slept = []
+class Noted(Stopping):
+    """Waits for nothing, and notes for how long it was to wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits = []
+
+    def wait(self, timeout=None):
+        self.waits.append(timeout)
+        return self.is_set()
+
+
+def work(tmp_path, run, *, size=20, batch=8, concurrency=1, retries=3, source=None, ahead=0, stopping=None):
+    stopping = stopping or Noted()
     sizes = SizeSearch(batch)
     sizes.size, sizes.settled = batch, True
+
+    def texts(rows):
+        return [b"%d" % answer for answer in run(rows)]
+
     with Journal(tmp_path / "out", "job") as journal:
         job = Job(
-            source or Numbers(size), run, journal, sizes, concurrency=concurrency, retries=retries, max_bad=None,
-            clock=lambda: 0.0, sleep=slept.append, ahead=ahead,
+            source or Numbers(size), texts, journal, sizes, concurrency=concurrency, retries=retries, max_bad=None,
+            clock=lambda: 0.0, stopping=stopping, ahead=ahead,
         )  # fmt: skip
         job.go(lambda position: None)
         journal.finish(None)
-    return [int(row) for row in (tmp_path / "out").read_bytes().split()], job, sizes, slept
+    return [int(row) for row in (tmp_path / "out").read_bytes().split()], job, sizes, getattr(stopping, "waits", None)
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -162,6 +178,46 @@ def test_a_long_answer_holds_up_no_others_that_were_read_ahead(tmp_path):
 
     answers, *_ = work(tmp_path, run, batch=1, concurrency=2, ahead=20)
     assert answers == list(range(1, 21))
+
+
+def test_answers_that_wait_for_one_in_front_of_them_are_few_where_they_are_large(tmp_path, monkeypatch):
+    monkeypatch.setattr("carpool_cli.batch.job.MOST_AHEAD", 10)
+    others, source = threading.Semaphore(0), Numbers(60)
+
+    def run(rows):
+        if rows == [1]:
+            for _ in range(10):
+                assert others.acquire(timeout=30)
+        else:
+            others.release()
+        return rows
+
+    answers, *_ = work(tmp_path, run, batch=1, concurrency=4, ahead=50, source=source)
+    assert answers == list(range(1, 61))
+    # Answers 2 to 9 have one byte each and the next two each, so 11 answers are too much; three more were under way.
+    assert source.most <= 14
+
+
+def test_a_stop_ends_the_wait_for_a_retry(tmp_path):
+    waits = threading.Semaphore(0)
+
+    class Interrupted(Numbers):
+        def read(self, count):
+            if self.position:
+                assert waits.acquire(timeout=30)
+                raise KeyboardInterrupt
+            return super().read(count)
+
+    class Waiting(Stopping):
+        def wait(self, timeout=None):
+            waits.release()
+            return super().wait(timeout)
+
+    def run(rows):
+        raise TargetError("busy", input_fault=False, retry_after=600.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        work(tmp_path, run, batch=1, concurrency=2, source=Interrupted(2), stopping=Waiting())
 
 
 @pytest.mark.parametrize("ahead", [0, 3])

@@ -26,6 +26,7 @@ class Server:
     def __init__(self):
         self.seen = []
         self.busy = 0
+        self.later = "2"
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -48,7 +49,7 @@ class Server:
                 self.send_header("content-length", str(len(text)))
                 self.send_header("x-request-id", "req-7")
                 if status == 429:
-                    self.send_header("retry-after", "2")
+                    self.send_header("retry-after", server.later)
                 self.end_headers()
                 self.wfile.write(text)
 
@@ -101,7 +102,7 @@ def test_answers_have_the_form_of_the_batch_api_and_the_order_of_the_lines(serve
 
 
 def test_lines_that_are_wrong_are_named_by_their_number(server, carpool, paths, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr("carpool_cli.batch.job.Stopping.wait", lambda *_: False)
     source, output, errors = paths
     bad = [
         "oops", '{"custom_id": "x", "url": "/v1/x"}', line(4, method="GET"), line(5, url="v1/x"), line(6, body=[]),
@@ -124,7 +125,7 @@ def test_lines_that_are_wrong_are_named_by_their_number(server, carpool, paths, 
 
 def test_a_server_that_can_take_none_now_is_asked_again_when_it_says(server, carpool, paths, monkeypatch):
     slept = []
-    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr("carpool_cli.batch.job.Stopping.wait", lambda _, seconds: slept.append(seconds))
     source, output, _ = paths
     source.write_text(line(1))
     server.busy = 2
@@ -133,8 +134,19 @@ def test_a_server_that_can_take_none_now_is_asked_again_when_it_says(server, car
     assert [each["custom_id"] for each in records(output)] == ["c1"]
 
 
+@pytest.mark.parametrize(("says", "seconds"), [("12345", 600.0), ("120", 120.0), ("soon", 1.0)])
+def test_a_server_can_make_a_request_wait_for_ten_minutes_at_most(server, carpool, paths, monkeypatch, says, seconds):
+    waits = []
+    monkeypatch.setattr("carpool_cli.batch.job.Stopping.wait", lambda _, seconds: waits.append(seconds))
+    source, output, _ = paths
+    source.write_text(line(1))
+    server.busy, server.later = 1, says
+    assert carpool("batch", source, output, "--upstream", server.url).exit_code == 0
+    assert waits == [seconds]
+
+
 def test_it_stops_while_the_server_refuses_and_goes_on_from_there(server, carpool, paths, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr("carpool_cli.batch.job.Stopping.wait", lambda *_: False)
     source, output, _ = paths
     source.write_text("\n".join(line(number) for number in range(9)))
     command = ("batch", source, output, "--upstream", server.url, "--concurrency", 1, "--retries", 0)
@@ -179,7 +191,8 @@ def test_interrupted_it_does_not_wait_for_answers(server, paths, waiting):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=30)[1]
-    assert (process.returncode, "the same command resumes" in said) == (130, True), said
+    # The one answer has no checkpoint yet.
+    assert (process.returncode, "stopped. 0 answers are kept; the same command resumes" in said) == (130, True), said
 
 
 def test_shards_have_the_numbers_of_the_whole_input(server, carpool, paths):
@@ -199,6 +212,25 @@ def test_a_base_url_may_end_in_v1(server, carpool, paths, base):
     source.write_text(line(1))
     assert carpool("batch", source, output, "--upstream", server.url + base).exit_code == 0
     assert server.seen[0][0] == ("/deep" if base == "/deep" else "") + CHAT
+
+
+@pytest.mark.parametrize(
+    "first", [line(0, image="A" * 1_200_000), "\ufeff" + line(0), "oops\n\n" + "[" * 5000 + "\n" + line(0)]
+)
+def test_requests_are_recognised(server, carpool, paths, first):
+    source, output, _ = paths
+    source.write_text(f"{first}\n{line(1)}\n")
+    assert carpool("batch", source, output, "--upstream", server.url).exit_code in {0, 3}
+    assert [path for path, *_ in server.seen] == [CHAT, CHAT]
+    assert [each["custom_id"] for each in records(output)] == ["c0", "c1"]
+
+
+def test_a_file_whose_first_lines_are_no_json_needs_a_protocol(server, carpool, paths):
+    source, output, _ = paths
+    source.write_text("oops\n" * 8 + line(1))
+    result = carpool("batch", source, output, "--upstream", server.url)
+    assert (result.exit_code, "name --protocol" in result.output, server.seen) == (2, True, [])
+    assert carpool("batch", source, output, "--upstream", server.url, "--protocol", "openai").exit_code == 3
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,17 @@ def test_metrics_name_the_pod_and_the_error():
     assert "kubectl -n vision get pods" in said["message"]
 
 
+def test_token_streams_that_are_left_out_are_named():
+    world = World(pods=2)
+    settle(world)
+    assert "message" not in world.condition("MetricsAvailable") or not world.condition("MetricsAvailable")["message"]
+    world.pods[1].note = "there is no carpool_time_per_output_token_seconds_bucket: metric relabeling drops it"
+    settle(world, 5)
+    said = world.condition("MetricsAvailable")
+    assert (said["status"], said["reason"]) == ("True", "Available")
+    assert "token streams are left out, of resnet-1 at least: there is no carpool_time_per" in said["message"]
+
+
 def test_pods_that_are_not_ready_are_no_lost_metrics():
     world = World(pods=1)
     settle(world)

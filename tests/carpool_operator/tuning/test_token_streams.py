@@ -132,6 +132,16 @@ def test_evidence_has_what_came_between_two_readings():
     assert sample.streams is None
 
 
+def test_streams_that_were_left_out_are_not_counted_from_0_when_they_are_there_again():
+    evidence, samples, pod = Evidence(str(RESNET)), [], pod_of(0)
+    evidence.turn([pod])
+    for at, hits, note in ((10.0, 50, ""), (12.0, 0, "dropped"), (14.0, 70, ""), (16.0, 80, "")):
+        report = report_of(Stats(at=at), uptime=at)
+        report = report if note else replace(report, token_streams=streams(hits=hits))
+        samples += evidence.gather(at, [pod], {pod.uid: Reading(at, report, note=note)}, 30.0).samples
+    assert [each.streams and each.streams.hits for each in samples] == [None, None, 10]
+
+
 class Serving:
     """A world whose pods answer so many token streams per second each, from its begin on."""
 

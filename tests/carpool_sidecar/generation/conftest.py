@@ -126,11 +126,11 @@ class Chat:
         self.sidecar, self.client = await self.world.start(policy=policy, **fields)
         return self.sidecar.streams
 
-    def ask(self, target=b"/v1/chat/completions", headers=(), body=None, **fields):
+    def ask(self, target=b"/v1/chat/completions", headers=(), body=None, framing=None, **fields):
         if body is None:
             body = json.dumps({"model": "m", "messages": [], "stream": True, **fields}).encode()
         reader = Reader()
-        head = encode_request_head(b"POST", target, [(b"host", b"t"), *headers, content_length(len(body))])
+        head = encode_request_head(b"POST", target, [(b"host", b"t"), *headers, framing or content_length(len(body))])
         reader.call = self.client.pool.stream(head, body, reader)
         return reader
 

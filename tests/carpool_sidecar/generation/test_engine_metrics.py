@@ -38,6 +38,11 @@ def test_what_engines_say():
         (b'vllm:cache_config_info{hash_block_size="8",block_size="16",num_gpu_blocks="None"} 1.0\n', None),
         (b'vllm:cache_config_info{num_gpu_blocks_override="7"} 1.0\n', None),
         (b'sglang:max_total_num_tokens{model_name="m"} 373883.0\n', 373_883),
+        (b"sglang:max_total_num_tokens 373883.0\nsglang:max_total_num_tokens e.e\n", 373_883),
+        (
+            b"".join(b'sglang:max_total_num_tokens{dp_rank="%d",tp_rank="%d"} 100\n' % (n // 2, n) for n in range(4)),
+            200,
+        ),
     ],
 )
 def test_the_size_of_the_cache(text, tokens):

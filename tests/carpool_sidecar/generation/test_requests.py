@@ -47,11 +47,6 @@ def test_what_is_asked():
     assert asked(b"/v2/models/a/generate_stream", text_input="x", model="b")[:2] == ("a", True)
 
 
-def test_choices_are_read_where_there_are_any():
-    assert (asked(n=4).choices, asked().choices, asked(n=0).choices, asked(n=10**6).choices) == (4, 1, 1, 128)
-    assert asked(b"/generate", n=4).choices == 1
-
-
 def test_what_a_prompt_says_is_not_what_is_asked():
     prompt = '{"model":"x","stream":true,"max_tokens":7} \\"max_tokens\\":8 "max_tokens": 9'
     found = asked(messages=[{"role": "user", "content": prompt}], model="m", max_tokens=3)
@@ -77,9 +72,7 @@ def test_a_long_body_is_read_at_its_ends():
 def test_images_are_no_text():
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 500_000}}
     found = asked(messages=[{"role": "user", "content": [image, {"type": "text", "text": "hi"}, image]}])
-    assert (found.prompt_bytes < 1000, found.images) == (True, 2)
-    elsewhere = {"type": "image_url", "image_url": {"url": "http://x/a.png"}}
-    assert asked(messages=[{"role": "user", "content": [elsewhere, elsewhere]}]).images == 2
+    assert found.prompt_bytes < 1000
 
 
 @pytest.mark.parametrize(
@@ -94,7 +87,7 @@ def test_images_are_no_text():
 def test_nor_are_other_parts_in_base64(target, part):
     text = {"type": "text", "text": 'write "data": "' + "word " * 2000}
     found = asked(target, messages=[{"role": "user", "content": [text, part, text, part]}])
-    assert (20_000 < found.prompt_bytes < 22_000, found.images) == (True, 2)
+    assert 20_000 < found.prompt_bytes < 22_000
 
 
 @pytest.mark.parametrize("begin", [b'"data":"', b'"url":"data:image/png;base64,'])

@@ -140,6 +140,27 @@ async def test_what_is_forwarded_may_be_silent_for_longer_than_inference(chat, m
     assert [(await answer).status for answer in answers] == [200, 200]
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_inference_that_is_too_large_to_be_batched_may_be_silent_for_no_longer(chat, monkeypatch, chunked):
+    monkeypatch.setattr(settings, "SILENCE", 0.05)
+    await chat.start(bodies={"maxRequest": "4Ki"})
+    body, framing = b'{"instances": [[1]]}' + b" " * 5000, None
+    if chunked:
+        body, framing = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), (b"transfer-encoding", b"chunked")
+    assert (await chat.ask(b"/v1/models/m:predict", body=body, framing=framing)).status == 504
+
+
+async def test_what_waits_for_a_connection_of_a_server_that_hangs_is_answered_sooner(chat, monkeypatch):
+    monkeypatch.setattr(settings, "SILENCE", 0.05)
+    await chat.start(upstream={"url": f"http://127.0.0.1:{chat.world.model.port}", "maxForwarded": 1})
+    hangs = chat.ask(b"/v1/audio/speech")
+    call = await chat.called(1)
+    waits = await chat.ask(b"/v1/audio/speech")
+    assert (waits.status, "no connection to the upstream was free within 0.05 s" in str(waits.json)) == (504, True)
+    call.whole(3)
+    assert (await hangs).status == 200
+
+
 async def test_a_timeout_that_is_set_is_for_all(chat):
     await chat.start(upstream={"url": f"http://127.0.0.1:{chat.world.model.port}", "timeout": "50ms"})
     answer = await chat.ask(stream=False)

@@ -35,22 +35,11 @@ def test_counts_that_make_no_line_give_a_ratio():
     assert sizes.prompt_tokens("n", 400) == 100
 
 
-def test_images_have_tokens_of_their_own_and_teach_nothing_of_text():
-    sizes = TokenSizes()
-    assert sizes.prompt_tokens("m", 400, 2) == 100
-    for _ in range(20):
-        sizes.learn_prompt("m", 400, 100)
-        sizes.learn_prompt("m", 400, 100 + 2 * 1500, images=2)
-    assert (sizes.prompt_tokens("m", 400), sizes.prompt_tokens("m", 20_000)) == (100, 5000)
-    assert sizes.prompt_tokens("m", 400, 1) == pytest.approx(1600, rel=0.01)
-
-
 def test_tokens_of_an_event_are_learned_and_models_are_bounded():
     sizes = TokenSizes()
     for number in range(MOST + 5):
         sizes.learn_answer(str(number), 10, 25)
         sizes.learn_prompt(str(number), 100, 100)
-        sizes.learn_prompt(str(number), 100, 500, images=1)
     assert sizes.per_event("0") == 2.5
     assert sizes.per_event(str(MOST)) == 1.0
-    assert sizes.prompt_tokens(str(MOST), 400, images=1) == 100
+    assert sizes.prompt_tokens(str(MOST), 400) == 100

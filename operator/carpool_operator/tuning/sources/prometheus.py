@@ -166,17 +166,17 @@ class Prometheus:
                 break
             for name in some:
                 pod, scraped = to_read[name], fresh[name]
-                report = found.get(name) or UnusableError(
+                scrape = found.get(name) or UnusableError(
                     f"it has {GENERATION}, but nothing else: metric relabeling drops it"
                 )
-                if isinstance(report, UnusableError):
-                    text = f"what Prometheus at {self._where.base} has of pod {name} can't be used: {report}"
+                if isinstance(scrape, UnusableError):
+                    text = f"what Prometheus at {self._where.base} has of pod {name} can't be used: {scrape}"
                     readings[pod.uid] = Reading(now, None, text)
                     continue
                 # On Prometheus's clock it is at least scraped.at + scraped.age by now.
-                age = max(scraped.at + scraped.age - report.stats.at, 0.0)
-                readings[pod.uid] = Reading(now - age, report)
-                self._read[pod.uid] = _Read(chosen[name], report.stats.at)
+                age = max(scraped.at + scraped.age - scrape.report.stats.at, 0.0)
+                readings[pod.uid] = Reading(now - age, scrape.report, note=scrape.note)
+                self._read[pod.uid] = _Read(chosen[name], scrape.report.stats.at)
         return readings
 
     async def engines(self, namespace: str, pods: Collection[str], now: float) -> dict[str, Counters | str]:

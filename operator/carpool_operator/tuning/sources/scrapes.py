@@ -22,6 +22,7 @@ from msgspec import Struct, field
 
 from carpool.batching.counters import ALL, DURATION_BOUNDS, ROW_BOUNDS, ModelStats, Stats
 from carpool.exchange.report import Lane, Queue, Report, Stalls
+from carpool.exchange.token_streams import TokenStreams
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_operator.tuning.sources import streams
@@ -151,6 +152,13 @@ class Fresh(NamedTuple):
     """Seconds, at the time of the question, by the same clock."""
 
 
+class Scraped(NamedTuple):
+    """What one scrape of a pod had. ``note``: why its token streams are left out; ``""`` where they are not."""
+
+    report: Report
+    note: str = ""
+
+
 def ages(labels: LabelNames, namespace: str, pods: Collection[str]) -> str:
     """Return the question when some pods were scraped: small, and all on Prometheus's clock."""
     return f"time() - timestamp({GENERATION}{{{labels.selector(namespace, pods)}}})"
@@ -180,8 +188,10 @@ def freshness(series: Iterable[Series], labels: LabelNames) -> dict[str, dict[So
 
 def reports(
     series: Iterable[Series], labels: LabelNames, chosen: Mapping[str, Source]
-) -> dict[str, Report | UnusableError]:
+) -> dict[str, Scraped | UnusableError]:
     """Read the answer to ``everything``: by pod, its newest whole scrape, or why there is none.
+
+    Where none is whole because of token streams, the newest is read without them.
 
     ``Report.stats.at`` is when that scrape was, in seconds since the epoch. A pod that two jobs scrape, or two servers,
     is counted once, by its ``chosen`` source. Sources that are of different processes are of no use.
@@ -201,7 +211,7 @@ def reports(
         scrapes = pods.setdefault(pod, {}).setdefault(frozenset(rest.items()), {})
         for at, text in each.values:
             scrapes.setdefault(at, {})[key] = number(text)
-    found: dict[str, Report | UnusableError] = {}
+    found: dict[str, Scraped | UnusableError] = {}
     for pod, sources in pods.items():
         # process_start_time_seconds is the model's too, where that is scraped.
         ours = {
@@ -234,21 +244,22 @@ def _another(chosen: Source, sources: Mapping[Source, dict[float, Scrape]]) -> U
     return None
 
 
-def _newest(scrapes: dict[float, Scrape]) -> Report | UnusableError:
+def _newest(scrapes: dict[float, Scrape]) -> Scraped | UnusableError:
     times = sorted(scrapes, reverse=True)
     wrong: UnusableError | None = None
-    for at, before in pairwise([*times, None]):
-        assert at is not None  # noqa: S101 - only the last is
-        try:
-            return _report(scrapes[at], at, scrapes[before] if before is not None else {})
-        except UnusableError as error:
-            wrong = wrong or error
+    for whole in (True, False):
+        for at, before in pairwise([*times, None]):
+            assert at is not None  # noqa: S101 - only the last is
+            try:
+                return _report(scrapes[at], at, scrapes[before] if before is not None else {}, whole=whole)
+            except UnusableError as error:
+                wrong = wrong or error
     assert wrong is not None  # noqa: S101 - there is a scrape where there is a source
     return wrong
 
 
-def _report(scrape: Scrape, at: float, before: Scrape) -> Report:
-    """Build the report of one scrape.
+def _report(scrape: Scrape, at: float, before: Scrape, *, whole: bool) -> Scraped:
+    """Build the report of one scrape; token streams that are not ``whole`` are left out.
 
     Raises ``UnusableError`` where it is not whole, or holds what no counter can be.
     """
@@ -257,7 +268,8 @@ def _report(scrape: Scrape, at: float, before: Scrape) -> Report:
             raise UnusableError(f"{name} is {value:g}, which no sidecar writes: it comes from a rule or proxy")
     # Within one life of a process no series ends: what was there a scrape ago has not arrived yet.
     if before.get(_START) == scrape.get(_START):
-        for name, own in (key for key in before.keys() - scrape.keys() if key[0] not in streams.PASSING):
+        passing = streams.PASSING if whole else streams.OWN.keys()
+        for name, own in (key for key in before.keys() - scrape.keys() if key[0] not in passing):
             raise UnusableError(f"{name}{list(own)} is missing from the last scrape: samples arrive in part")
     missing = [name for name in OF_THE_PROCESS if (name, ()) not in scrape]
     models = sorted({own[0] for name, own in scrape if own and name not in streams.OWN})
@@ -270,12 +282,20 @@ def _report(scrape: Scrape, at: float, before: Scrape) -> Report:
             f"there is no {', '.join(missing[:3])}{more}: metric relabeling drops them, or samples arrive in part"
         )
 
+    streamed, note = TokenStreams(), ""
+    try:
+        streamed = streams.read(scrape)
+    except UnusableError as error:
+        if whole:
+            raise
+        note = str(error)
+
     def of_process(name: str) -> float:
         return scrape[name, ()]
 
     ready = of_process("carpool_model_ready") == 1
     lanes = {model: _lane(scrape, model) for model in models}
-    return Report(
+    report = Report(
         stats=Stats(
             at,
             of_process("carpool_device_busy_seconds_total"),
@@ -295,9 +315,10 @@ def _report(scrape: Scrape, at: float, before: Scrape) -> Report:
             slots=max((lane.parameters.max_in_flight for lane in lanes.values()), default=0),
         ),
         lanes=lanes,
-        token_streams=streams.read(scrape),
+        token_streams=streamed,
         stalls=Stalls(count(scrape, "carpool_host_stalls_total", ()), of_process("carpool_host_stall_seconds_total")),
     )
+    return Scraped(report, note)
 
 
 _START: Key = (STARTED, ())

@@ -42,7 +42,8 @@ def read(result, labels=POD_MONITOR):
         name, pod = rest.pop("__name__"), rest.pop(labels.pod, None)
         if name == GENERATION and each.values:
             newest[pod] = max(newest.get(pod, (0.0, None)), (each.values[-1][0], frozenset(rest.items())))
-    return reports(series, labels, {pod: source for pod, (_, source) in newest.items()})
+    found = reports(series, labels, {pod: source for pod, (_, source) in newest.items()})
+    return {pod: getattr(each, "report", each) for pod, each in found.items()}
 
 
 def read_one(result):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, core, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from carpool.exchange.token_streams import TokenStreams
 from carpool.generation.capacity import Carried
 from carpool.policy.plain import from_plain
 from carpool.policy.spec import BatchingPolicy
@@ -144,7 +145,7 @@ def read(stored, scrapes):
 
 def test_batched_models_and_token_streams_stay_apart(stored):
     sidecar = Sidecar()
-    found = read(stored, {5000.0: sidecar.scrape()})
+    found = read(stored, {5000.0: sidecar.scrape()}).report
     assert found.token_streams == sidecar.reported()
     assert (set(found.lanes), set(found.stats.models)) == ({"m"}, {"m"})
 
@@ -155,5 +156,17 @@ def test_a_limit_that_is_no_longer_said_spoils_no_scrape(stored, monkeypatch):
         carried = Carried(sequences=60.0, rate=float("inf"), tokens=1600.0)
         patched.setattr(sidecar.streams.gatekeeper.gate, "carries", lambda: carried)
         before = sidecar.scrape()
-    found = read(stored, {5000.0: before, 5015.0: sidecar.scrape()})
+    found = read(stored, {5000.0: before, 5015.0: sidecar.scrape()}).report
     assert (found.stats.at, found.token_streams.gate.limit) == (5015.0, None)
+
+
+@pytest.mark.parametrize("dropped", [streams.TPOT, streams.OF_A_MODEL["hits"]])
+def test_without_a_metric_of_token_streams_batched_models_are_read(stored, dropped):
+    whole = Sidecar().scrape()
+    part = {key: value for key, value in whole.items() if key[0] != dropped}
+    found = read(stored, {5000.0: part, 5015.0: part})
+    assert (found.report.stats.at, set(found.report.lanes)) == (5015.0, {"m"})
+    assert found.report.token_streams == TokenStreams()
+    assert dropped in found.note
+    late = read(stored, {5000.0: whole, 5015.0: part})
+    assert (late.report.stats.at, late.note) == (5000.0, ""), "samples that arrive in part are waited for"
