@@ -11,9 +11,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+def recorded(name):
+    return json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+
+
+def text_of(name):
+    return " ".join((ROOT / "docs" / name).read_text().split())
+
+
 @pytest.fixture(scope="module")
 def results():
-    return json.loads((ROOT / "benchmarks" / "results" / "autoscaling.json").read_text())
+    return recorded("autoscaling.json")
+
+
+@pytest.fixture(scope="module")
+def live():
+    return recorded("live-capacity.json")
 
 
 def test_the_page_says_what_a_day_saves_beyond_zero_wait(results):
@@ -30,3 +43,18 @@ def test_the_decision_says_how_close_forecast_and_simulation_are(results):
     errors = [abs(each["error"]) for each in results["capacities"]]
     text = (ROOT / "docs" / "decisions" / "0041-capacity.md").read_text()
     assert f"within {max(errors):.1%} in {len(errors)}".replace("%", " %") in text.replace("\n", " ")
+
+
+def test_the_page_says_how_far_off_the_capacity_of_a_sidecar_is_with_first_calls_and_without(live):
+    errors = [each["error"] for each in live["figures"]]
+    without = [each["error"] for each in live["withoutFirstCalls"]]
+    close, alike = (sum(abs(error) <= 0.1 for error in each) for each in (errors, without))
+    page = text_of("savings.md")
+    assert f"within 10 % in {close} of {len(errors)} plays, and {-100 * min(errors):.0f} % too low in the other" in page
+    assert f"{alike} of {len(without)} plays were within 10 %, {len(without) - alike} were" in page
+    assert f"were {-100 * min(without):.0f} % too low" in page
+
+
+def test_where_the_capacity_is_half_too_low_is_at_low_load_only(live):
+    far = [each for each in live["withoutFirstCalls"] if abs(each["error"]) > 0.1]
+    assert {each["load"] for each in far} == {0.3}
