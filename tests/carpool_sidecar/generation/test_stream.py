@@ -161,6 +161,25 @@ async def test_what_waits_for_a_connection_of_a_server_that_hangs_is_answered_so
     assert (await hangs).status == 200
 
 
+async def test_prompts_that_all_have_an_image_teach_the_tokens_of_their_text(chat):
+    def tokens(words):
+        return 1500 + 5 * words // 13
+
+    def content(words):
+        image = {"type": "image_url", "image_url": {"url": "http://images/1.png"}}
+        return [{"role": "user", "content": [image, {"type": "text", "text": "word " * words}]}]
+
+    streams = await chat.start()
+    for number, words in enumerate((40, 400, 4000, 40, 4000, 400), 1):
+        reader = chat.ask(messages=content(words))
+        (await chat.called(number)).token().finish(prompt_tokens=tokens(words))
+        await reader
+    chat.ask(messages=content(4000))
+    await chat.called(7)
+    (stream,) = streams.under_way
+    assert stream.ticket.prompt_tokens == pytest.approx(tokens(4000), rel=0.1)
+
+
 async def test_a_timeout_that_is_set_is_for_all(chat):
     await chat.start(upstream={"url": f"http://127.0.0.1:{chat.world.model.port}", "timeout": "50ms"})
     answer = await chat.ask(stream=False)
