@@ -164,7 +164,7 @@ class Gate:
         if kv_tokens is not None:
             self.kv.guess(kv_tokens)
         if kv_share is not None:
-            self.kv.report(kv_share, self.meter.kv)
+            self.kv.report(kv_share, self.meter.kv, self.meter.steps)
 
     def carries(self) -> Carried | None:
         """Return what the engine carries within the targets, as far as it is learned.

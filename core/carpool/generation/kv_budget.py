@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 SMALLEST_SHARE = 0.05
 """Of the cache in use, from which the engine's report gives the size of the cache."""
 
+STALE_STEPS = 80.0
+"""Decode steps over which small shares have to be reported until they count: SGLang's gauge is up to 40 old."""
+
 AHEAD = (32, 96, 192, 384, 768, 1536, 3072)
 """Steps ahead at which the cache is forecast."""
 
@@ -32,36 +35,62 @@ DEVIATIONS = 2.0
 class KvBudget:
     """Whether another request fits.
 
-    ``tokens`` is the size of the cache; where it is None, it is learned from the engine's reports.
+    ``tokens`` is the size of the cache; where it is None, it is learned from the engine's reports. One that is given is
+    somebody's setting: reports of a use below ``SMALLEST_SHARE`` never change it.
     """
 
     def __init__(self, percent: float, tokens: float | None = None) -> None:
         self.lengths = OutputLengths()
         self.tokens = tokens
+        self._set = tokens is not None
         self._share = percent / 100
+        self._small: float | None = None
+        """Decode steps at the first of the small shares in a row that contradict the size."""
         self._refused: tuple[int, int] | None = None
         """The request that did not fit, and how many streams had ended then: until another ends it still doesn't."""
 
     def configure(self, percent: float, tokens: float | None) -> None:
         """Take another budget; None: the size of the cache stays as it is known."""
+        self._set = tokens is not None
         self._share = percent / 100
         self.tokens = self.tokens if tokens is None else tokens
 
     def guess(self, tokens: float) -> None:
         """Take the size that the engine states for a first guess.
 
-        Blocks of several layer groups overstate it, and shared prefixes understate it: reports of the use correct both.
+        Blocks of several layer groups overstate it, and shared prefixes understate it. Reports of the use correct both:
+        at once from ``SMALLEST_SHARE`` on, and below it a too small one only, in doublings.
         """
         if self.tokens is None:
             self.tokens = tokens
 
-    def report(self, share: float, held: float) -> None:
-        """Take the engine's word for the share of its cache in use, when streams are known to hold ``held`` tokens."""
+    def report(self, share: float, held: float, steps: float) -> None:
+        """Take the engine's word for the share of its cache in use, when streams are known to hold ``held`` tokens.
+
+        ``steps``: decode steps so far.
+        """
         if share < SMALLEST_SHARE:
+            self._look_closer(share, held, steps)
             return
+        self._small = None
         size = held / share
         # Prompts that are half computed are in the share but not in `held`: the largest of the sizes seen is closest.
         self.tokens = size if self.tokens is None else max(size, self.tokens + 0.02 * (size - self.tokens))
+
+    def _look_closer(self, share: float, held: float, steps: float) -> None:
+        """Double a size that small shares contradict for long enough.
+
+        Too coarse for a size, they still bound it: 200,000 tokens in less than 5 % are a cache of 4,000,000 or more.
+        Without this, a size that is ten times too small would refuse what would prove it wrong.
+        """
+        if self._set or self.tokens is None or share <= 0 or held < 2 * self.tokens * SMALLEST_SHARE:
+            self._small = None
+            return
+        if self._small is None:
+            self._small = steps
+        elif steps - self._small >= STALE_STEPS:
+            self.tokens *= 2
+            self._small = self._refused = None
 
     def fits(self, request: Request, meter: Meter) -> bool:
         """Say whether the streams and this request stay within the budget until they end."""

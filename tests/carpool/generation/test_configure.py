@@ -44,7 +44,7 @@ def test_weights_hold_from_now_on():
 
 def test_the_size_of_the_cache_stays_unless_it_is_named():
     budget = KvBudget(80.0)
-    budget.report(0.5, 1000.0)
+    budget.report(0.5, 1000.0, 0.0)
     budget.configure(90.0, None)
     assert budget.tokens == 2000.0
     budget.configure(90.0, 5000)
