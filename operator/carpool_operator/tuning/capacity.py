@@ -2,6 +2,7 @@
 
 Scale-out is immediate, scale-in waits: the number is the largest of the last five minutes. A pod that starts, or that
 nothing was read of twice, is no capacity yet. Its share of the load is with the others meanwhile, and counts there.
+Where a part of a pod's load can't be read, its last load stands. Without one, the target's load is not known.
 """
 
 from __future__ import annotations
@@ -134,6 +135,8 @@ class TargetLoad:
         """Take what was read; ``ready``: UIDs of the pods that serve; ``full``: load of a replica that is full."""
         for sample in samples:
             pod = self._pods.setdefault(sample.uid, _PodLoad([], {}))
+            if sample.partial:
+                continue  # what is known of it would be too little: its last load stands
             pod.capacities = sample.capacities
             arrivals = {name: stats.arrivals for name, stats in sample.models.items()}
             # Token streams are one more load of the same device: their gate learns of them together, not by model.
@@ -167,7 +170,9 @@ class TargetLoad:
             self._needed.popleft()
 
     def _fullness(self, full: float) -> Fullness | None:
-        pods = [pod for pod in self._pods.values() if pod.seconds > 0]
+        pods = list(self._pods.values())
+        if not all(pod.counted for pod in pods):
+            return None  # a load with an unknown part
         known: dict[str, list[Rates]] = {}
         for pod in pods:
             for name, rates in pod.capacities.items():

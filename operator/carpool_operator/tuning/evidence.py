@@ -83,7 +83,9 @@ class Sample(NamedTuple):
     capacities: Mapping[str, Rates] = MappingProxyType({})
     """By model, as far as the pod knows."""
     streams: StreamSample | None = None
-    """Token streams; ``None`` where it has none."""
+    """Token streams; ``None`` where it has none, or they are not known."""
+    partial: bool = False
+    """Whether it may have token streams that are load, and are not known."""
     in_force: Mapping[str, Parameters] = MappingProxyType({})
     """By model: what its batches are made by now. First calls change it, and no document says so."""
 
@@ -283,6 +285,8 @@ class Evidence:
         for name in replaced & models.keys():
             # Some of these service times are another model's.
             models[name] = replace(models[name], cells=[])
+        # What was left out is known from no time on.
+        streams = None if note_before else _streams(streams_before, report.token_streams, seconds)
         return Sample(
             uid=uid,
             generation=report.running if report.running == running else 0,
@@ -294,8 +298,9 @@ class Evidence:
             paused=max(report.stalls.seconds - stalled, 0.0),
             device_busy=since.device_busy,
             capacities=_capacities(report),
-            # What was left out is known from no time on.
-            streams=None if note_before else _streams(streams_before, report.token_streams, seconds),
+            streams=streams,
+            partial=bool(reading.note)
+            or (streams is None and bool(seen.streams) and report.token_streams.gate is not None),
             in_force={name: lane.parameters for name, lane in report.lanes.items()},
         )
 

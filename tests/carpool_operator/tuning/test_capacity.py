@@ -10,6 +10,7 @@ from carpool.policy.spec import Objective
 from carpool_operator.api.annotations import AUTOSCALED
 from carpool_operator.tuning.capacity import LEAST, SELDOM, SPAN, WINDOW, TargetLoad
 from carpool_operator.tuning.evidence import Rates, Sample
+from carpool_operator.tuning.token_streams import StreamSample
 
 
 def sample(uid, rate, *, seconds=5.0, capacity=100.0, lower=None, by_hand=None, busy=0.4, model="m"):
@@ -144,6 +145,47 @@ def test_without_any_capacity_nothing_is_said_and_what_was_said_stays():
     assert Fleet().pass_by(SPAN + 5, 0).replicas == 0, "nothing comes, so nothing is needed"
     said = fleet.pass_by(20, 50)
     fleet.load.observe(fleet.now + 5, [], [])
+    assert fleet.said() is said
+
+
+def streaming(uid, rate, streams, *, capacity=10.0, seconds=5.0):
+    """A model at a tenth of the rate that a pod carries, and token streams; ``None``: they were left out."""
+    counted = None
+    if streams is not None:
+        counted = StreamSample(
+            arrivals=round(streams * seconds), hits=0, missed=0, output_tokens=0, ttft=[], tpot=[], running=0,
+            queued=0, gated=True, limit=None, capacity=capacity, capacity_tokens=None,
+        )  # fmt: skip
+    return sample(uid, rate, seconds=seconds)._replace(streams=counted, partial=streams is None)
+
+
+def test_token_streams_that_are_left_out_do_not_take_away_the_replicas_they_need():
+    load, now = TargetLoad(), 0.0
+    for streams in [20.0] * 4 + [None] * 100:
+        now += 5.0
+        load.observe(now, [streaming("0", 10.0, streams)], ["0"])
+        assert load.now.load == pytest.approx(2.1)
+        assert load.status(now, "Deployment/m", None).replicas == 3
+    # They are there again, and fewer.
+    for _ in range(round((WINDOW + SPAN) / 5) + 1):
+        now += 5.0
+        load.observe(now, [streaming("0", 10.0, 5.0)], ["0"])
+    assert load.now.load == pytest.approx(0.6)
+    assert load.status(now, "Deployment/m", None).replicas == 1
+
+
+def test_one_pod_without_its_token_streams_does_not_hide_what_the_others_need():
+    load = TargetLoad()
+    load.observe(5.0, [streaming("0", 10.0, 20.0), streaming("1", 10.0, 20.0)], ["0", "1"])
+    load.observe(25.0, [streaming("0", 10.0, None), streaming("1", 10.0, 40.0, seconds=20.0)], ["0", "1"])
+    assert load.now.load == pytest.approx(2.1 + 4.1)
+
+
+def test_the_load_is_not_known_while_nothing_whole_was_read_of_a_pod():
+    fleet = Fleet()
+    said = fleet.pass_by(20, 200)
+    fleet.load.observe(fleet.now + 5, [sample("0", 20), streaming("1", 10.0, None)], ["0", "1"])
+    assert fleet.load.now is None
     assert fleet.said() is said
 
 

@@ -129,7 +129,7 @@ def test_evidence_has_what_came_between_two_readings():
     assert (sample.streams.hits, sample.streams.arrivals, sample.streams.output_tokens) == (10, 10, 2000)
     absurd = replace(report_of(Stats(at=14.0), uptime=14.0), token_streams=streams(hits=10**9))
     (sample,) = evidence.gather(14.0, [pod], {pod.uid: Reading(14.0, absurd)}, 30.0).samples
-    assert sample.streams is None
+    assert (sample.streams, sample.partial) == (None, True)
 
 
 def test_streams_that_were_left_out_are_not_counted_from_0_when_they_are_there_again():
@@ -140,6 +140,7 @@ def test_streams_that_were_left_out_are_not_counted_from_0_when_they_are_there_a
         report = report if note else replace(report, token_streams=streams(hits=hits))
         samples += evidence.gather(at, [pod], {pod.uid: Reading(at, report, note=note)}, 30.0).samples
     assert [each.streams and each.streams.hits for each in samples] == [None, None, 10]
+    assert [each.partial for each in samples] == [True, True, False]
 
 
 class Serving:
