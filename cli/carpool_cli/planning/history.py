@@ -104,11 +104,17 @@ def questions(since: float, selector: str = "") -> Questions:
         matchers = ",".join(filter(None, (selector, more)))
         return f"sum by ({', '.join(labels)}) (increase({metric}{{{matchers}}}{over}))"
 
+    # Whether the server scraped anything at all, whatever the selector: all sidecars may be gone for a time.
+    scraped = f"count(count_over_time(up{window}))"
     pods = f"count by ({', '.join(WORKLOAD)}) (carpool_arrivals_total{{{selector}}})"
     slo, by_pod = f"carpool_slo_target_seconds{{{selector}}}", "max by (namespace, pod, quantile)"
     return Questions(
         step,
-        {**{name: summed(WORKLOAD, metric, window) for name, metric in COUNTERS.items()}, "pods": pods},
+        {
+            **{name: summed(WORKLOAD, metric, window) for name, metric in COUNTERS.items()},
+            "pods": pods,
+            "scraped": scraped,
+        },
         {
             **{metric: summed(CELL, metric, whole) for metric in CELLS},
             "busy": summed(("namespace", "pod"), "carpool_device_busy_seconds_total", whole),
@@ -139,7 +145,10 @@ def pasts(
     busy = _busy(ends, {of: each.executors for of, each in services.items() if each is not None})
     known = [step for arrivals in steps["arrivals"].values() for step in arrivals]
     # All over the same time. Two workloads that followed one another would otherwise add up to two replicas.
-    span = range(min(known, default=0), max(known, default=0) + 1)
+    time = range(min(known, default=0), max(known, default=0) + 1)
+    # While the server was away, nothing is known: that is no time without load, nor without pods.
+    scraped = {at for seen in steps.get("scraped", {}).values() for at in seen}
+    span = [at for at in time if at in scraped.union(known)] if scraped else time
     found: list[Past | Unknown] = []
     for of in asked_for:
         service = services[of]
@@ -161,7 +170,7 @@ def pasts(
         except click.ClickException as error:
             found.append(Unknown(_name(of), error.message))
             continue
-        found.append(_past(of, asked.step, span, steps, service, policy, targets, busy.get(of, 0.0)))
+        found.append(_past(of, asked.step, span, steps, service, policy, targets, busy.get(of, 0.0) / len(time)))
     if not found:
         raise HistoryError(
             "Prometheus holds no requests of sidecars in that time: are they scraped (chart: podMonitor.enabled), and "
@@ -173,14 +182,14 @@ def pasts(
 def _past(
     of: tuple[str, ...],
     step: float,
-    span: range,
+    span: Sequence[int],
     steps: Steps,
     service: ServiceTime,
     policy: BatchingPolicy,
     targets: Targets,
     busy: float,
 ) -> Past:
-    """Put together one model's over the steps of a ``span``; ``busy``: device seconds that it had in all."""
+    """Put together one model's over the steps of a ``span``; ``busy``: device seconds that it had in a step."""
     arrivals, pods = steps["arrivals"][of], steps["pods"].get(of, {})
     load = [Stretch(step, arrivals.get(at, 0.0) / step, least=min(round(pods.get(at, 0.0)), 1)) for at in span]
     situation = Situation(
@@ -193,7 +202,7 @@ def _past(
         rows=max(round(sum(steps["rows"].get(of, {}).values()) / sum(arrivals.values())), 1),
     )
     counted = Counted(
-        device_seconds=3600 * busy / (step * len(load)),
+        device_seconds=3600 * busy / step,
         replicas=sum(pods.get(at, 0.0) for at in span) / len(span),
         most_replicas=round(max(pods.get(at, 0.0) for at in span)),
     )

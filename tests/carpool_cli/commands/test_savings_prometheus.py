@@ -90,7 +90,10 @@ def test_savings_are_of_the_device_seconds_that_were_counted(program, launched, 
         until(lambda: float(value(BUSY)) == counted)
         # 2. Over the whole time: the report is per hour.
         questions = history.questions(SINCE)
-        (past,) = history.pasts(questions, *ask(url, questions, SINCE, time.time()))
+        ranges, ends = ask(url, questions, SINCE, time.time())
+        (past,) = history.pasts(questions, ranges, ends)
+        scraped, arrivals = ({at for at, _ in ranges[name][0].values} for name in ("scraped", "arrivals"))
+        assert arrivals <= scraped, "there is no count without a scrape"
         assert past.counted.device_seconds / 3600 * questions.step * len(past.load) == pytest.approx(counted, rel=0.02)
         shown = carpool("savings", "--prometheus", url, "--since", f"{SINCE}s", "--gpu-hour", 2, "--json")
         computed = json.loads(asked(f"{device}/stats"))["batches"]

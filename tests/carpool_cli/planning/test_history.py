@@ -73,6 +73,7 @@ def answered(seen, asked, pods=1, target=None):
         for name in history.COUNTERS
     }
     ranges["pods"] = [Series(own, [(600 + high, str(pods)) for high in steps[1:]])]
+    ranges["scraped"] = [Series({}, [(600 + high, "1") for high in steps[1:]])]
     last = at[SINCE]
     ends = {
         metric: [
@@ -231,7 +232,7 @@ def test_a_workload_that_had_no_pods_for_a_time_needed_none_and_an_idle_one_need
     assert len(ranges["arrivals"][0].values) == 10
     gone = {
         name: [Series(one.metric, [*one.values[:3], *one.values[6:]]) for one in some] for name, some in ranges.items()
-    }
+    } | {"scraped": ranges["scraped"]}
     (past,) = pasts(asked, gone, ends)
     assert past.load[3:6] == [Stretch(asked.step, 0.0, least=0)] * 3
     assert past.counted.replicas == pytest.approx(0.7)
@@ -241,6 +242,27 @@ def test_a_workload_that_had_no_pods_for_a_time_needed_none_and_an_idle_one_need
     (past,) = pasts(asked, {**gone, "pods": ranges["pods"]}, ends)
     found = savings(past.name, past.situation, past.policy, past.load, counted=past.counted)
     assert {way.name: way.replicas for way in found.ways}[ZERO_WAIT] == past.counted.replicas == 1.0
+
+
+@pytest.mark.parametrize("pods", [1, 3])
+def test_a_time_without_prometheus_is_no_time_without_load(poisson, pods):
+    asked = questions(SINCE)
+    ranges, ends = answered(poisson[2], asked, pods)
+    (whole,) = pasts(asked, ranges, ends)
+    away = {
+        name: [Series(one.metric, [*one.values[:3], *one.values[8:]]) for one in some] for name, some in ranges.items()
+    }
+    (past,) = pasts(asked, away, ends)
+    assert past.load == [*whole.load[:3], *whole.load[8:]]
+    # The counters went on meanwhile.
+    assert past.counted.device_seconds == pytest.approx(whole.counted.device_seconds)
+    assert (past.counted.replicas, past.counted.most_replicas) == (float(pods), pods)
+    found = savings(past.name, past.situation, past.policy, past.load, counted=past.counted)
+    assert found.rate == pytest.approx(sum(each.rate for each in past.load) / 5)
+    assert min(way.replicas for way in found.ways) >= 1.0
+    # A server without the series "up" can't say that it was away.
+    (unsure,) = pasts(asked, {**away, "scraped": []}, ends)
+    assert len(unsure.load) == 10
 
 
 def test_what_is_missing_of_one_hides_no_other(poisson):
@@ -300,7 +322,10 @@ def test_what_prometheus_does_not_hold_is_named(poisson):
 def test_steps_hold_several_scrapes_and_are_at_most_five_hundred(since, step):
     asked = questions(since, 'namespace="shop"')
     assert asked.step == pytest.approx(step)
-    assert all('namespace="shop"' in text for text in (*asked.ranges.values(), *asked.ends.values()))
+    # With the selector, a namespace whose pods are all gone would look like a server that was away.
+    assert "shop" not in asked.ranges["scraped"]
+    of_sidecars = [text for name, text in asked.ranges.items() if name != "scraped"]
+    assert all('namespace="shop"' in text for text in (*of_sidecars, *asked.ends.values()))
 
 
 class Server:
