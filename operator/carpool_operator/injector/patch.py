@@ -32,6 +32,9 @@ CONFIG = "CARPOOL_CONFIG"
 FOR_EVER = Duration(30 * 86400.0)
 """A probe may bear failures for centuries, and no duration is written so."""
 
+ASK_TIMEOUT = 5
+"""Seconds that a sidecar waits for an answer of the model's to a question of its own."""
+
 LAME = 5
 """Seconds that a sidecar goes on accepting, unready, while load balancers catch up."""
 TO_END = 5
@@ -69,7 +72,7 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
         notes.append(Note.GRACE_RAISED)
         grace = spec["terminationGracePeriodSeconds"] = MIN_GRACE
     # 4. The sidecar, last: it starts after what initializes the pod, and costs that no resources
-    patience = _patience(model.get("readinessProbe") or {})
+    patience = _patience(model["readinessProbe"]) if model.get("readinessProbe") else None
     config = sidecar_config(inject, settings, drain_key, ready=ready, patience=patience, limit=grace - TO_END)
     sidecar = _container(inject, settings, config)
     if spec.get("resources"):
@@ -159,19 +162,21 @@ def skipped(pod: Json, why: str) -> Json:
 
 
 def sidecar_config(
-    inject: Inject, settings: Settings, drain_key: str, *, ready: str | None, patience: Duration, limit: int
+    inject: Inject, settings: Settings, drain_key: str, *, ready: str | None, patience: Duration | None, limit: int
 ) -> Json:
     """Return what a sidecar is told, as its configuration file has it.
 
-    ``ready``: path that says whether the model can serve, where its probe has one; ``patience``: for how long that
-    probe bears that it can't. ``limit``: seconds that a drain may take. Under an operator it promises nothing and
-    passes all through until it is told more.
+    ``ready``: path that says whether the model can serve, where its probe has one; ``patience``: for how long its
+    probe, of any kind, bears that it can't; None where it has none. ``limit``: seconds that a drain may take. Under an
+    operator it promises nothing and passes all through until it is told more.
     """
     # Half of the memory for bodies; the rest is the process and its tuner.
     held = Quantity(inject.resources.memory // 2)
     upstream: Json = {"url": f"http://127.0.0.1:{inject.port}", "maxConnections": 4096}
     if ready is not None:
-        upstream |= {"ready": ready, "patience": str(patience)}
+        upstream["ready"] = ready
+    if patience is not None:
+        upstream["patience"] = str(patience)
     config: Json = {
         # Of IPv4 and of IPv6: a pod may have either, or both.
         "listen": f"*:{inject.data_port}",
@@ -219,11 +224,15 @@ def _hand_over(model: Json, declared: int, data_port: int) -> str | None:
 
 
 def _readiness_path(spec: Json, model: Json, inject: Inject) -> str | None:
-    """Return the path by which the model's own probe asks whether it can serve, where a plain GET is all it does."""
-    handler = original_probe(spec, inject.container, (model.get("readinessProbe") or {}).get("httpGet") or {})
+    """Return the path by which the model's own probe asks whether it can serve, where a plain GET is all it does.
+
+    There is none where that probe waits for an answer longer than the sidecar does: the pod might never be ready.
+    """
+    probe = model.get("readinessProbe") or {}
+    handler = original_probe(spec, inject.container, probe.get("httpGet") or {})
     name = None if inject.declared is None else model["ports"][inject.declared].get("name")
     plain = handler.get("port") in {inject.port, name} and not handler.get("host") and not handler.get("httpHeaders")
-    if not handler or not plain:
+    if not handler or not plain or (probe.get("timeoutSeconds") or 1) > ASK_TIMEOUT:
         return None
     # As the kubelet asks: with a slash before it, without a fragment, and with what no URL may have escaped.
     path, _, _ = str(handler.get("path") or "").removeprefix("/").partition("#")
@@ -234,8 +243,10 @@ def _patience(probe: Json) -> Duration:
     """Return how long the pod stays ready by the model's own readiness probe, while that fails.
 
     What that tolerates for seconds, such as a model that loads another version, would take all replicas out at once.
+    Probes don't overlap: with a period of 10 s and a timeout of 20 s, three that time out take 60 s.
     """
-    return min(Duration((probe.get("periodSeconds") or 10) * (probe.get("failureThreshold") or 3)), FOR_EVER)
+    each = max(probe.get("periodSeconds") or 10, probe.get("timeoutSeconds") or 1)
+    return min(Duration(each * (probe.get("failureThreshold") or 3)), FOR_EVER)
 
 
 def _container(inject: Inject, settings: Settings, config: Json) -> Json:

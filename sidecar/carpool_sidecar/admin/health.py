@@ -106,7 +106,7 @@ class Health:
             self.reason = "the model does not accept connections"
         if was_ready and not self.ready and answer.reachable and self._bears():
             self.ready, self.reason = True, before
-        elif answer.status or not self.ready:
+        elif answer.status or not self.ready or (answer.foreign and self._heard.speech is not Speech.V2):
             self._failing = None
         if self.reason != before:
             self._log.info("readiness changed", extra={"ready": self.ready, "reason": self.reason})

@@ -7,10 +7,11 @@ from msgspec import structs
 
 from carpool_operator.api.model import Target
 from carpool_operator.injector.decide import Inject, Settings, decide, target_of
-from carpool_operator.injector.patch import patch, unpatch
+from carpool_operator.injector.patch import ASK_TIMEOUT, patch, unpatch
 from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skip
 from carpool_operator.injector.resources import Resources
 from carpool_operator.injector.room import Surroundings
+from carpool_sidecar.backends import upstream
 from carpool_sidecar.config.settings import parse
 
 MI = 2**20
@@ -218,20 +219,33 @@ def test_the_readiness_path_is_as_the_kubelet_asks_for_it(path, ready):
     assert parse(config).upstream.ready == ready
 
 
+@pytest.mark.parametrize(("timeout", "ready"), [(None, "/slow"), (ASK_TIMEOUT, "/slow"), (ASK_TIMEOUT + 1, None)])
+def test_a_readiness_path_that_may_take_longer_than_the_sidecar_waits_is_not_named(timeout, ready):
+    """Each question would time out, and the pod would never be ready: SGLang's ``/health_generate`` generates."""
+    given = pod(readinessProbe={"httpGet": {"port": "http", "path": "/slow"}, "timeoutSeconds": timeout})
+    patched = patch(given, decide(given, TARGET, SETTINGS), SETTINGS, "0123456789abcdef")
+    assert parse(patched["spec"]["initContainers"][-1]["env"][0]["value"].replace("$$", "$")).upstream.ready == ready
+    assert upstream.ASK_TIMEOUT == ASK_TIMEOUT
+
+
 @pytest.mark.parametrize(
     ("probe", "seconds"),
     [
         (None, 0),
         ({"httpGet": {"port": "http"}}, 30),
-        ({"tcpSocket": {"port": "http"}}, 0),
-        ({"exec": {"command": ["true"]}, "periodSeconds": 5, "failureThreshold": 10}, 0),
-        ({"httpGet": {"port": "http", "httpHeaders": [{"name": "a", "value": "b"}]}}, 0),
+        ({"tcpSocket": {"port": "http"}}, 30),
+        ({"grpc": {"port": 8001}}, 30),
+        ({"exec": {"command": ["true"]}, "periodSeconds": 5, "failureThreshold": 1}, 5),
+        ({"exec": {"command": ["true"]}, "periodSeconds": 5, "failureThreshold": 10}, 50),
+        ({"httpGet": {"port": "http", "httpHeaders": [{"name": "a", "value": "b"}]}}, 30),
+        ({"httpGet": {"port": 8001}}, 30),
+        ({"httpGet": {"port": "http"}, "timeoutSeconds": 20}, 60),
         ({"httpGet": {"port": "http"}, "periodSeconds": 1, "failureThreshold": 1}, 1),
         ({"httpGet": {"port": "http"}, "periodSeconds": None, "failureThreshold": 60}, 600),
         ({"httpGet": {"port": "http"}, "periodSeconds": 10, "failureThreshold": 2**31 - 1}, 30 * 86400),
     ],
 )
-def test_the_sidecar_is_as_patient_as_the_model_s_own_probe_that_it_asks_for(probe, seconds):
+def test_the_pod_becomes_unready_no_sooner_than_by_the_model_s_own_probe(probe, seconds):
     """A model may say for seconds that it is not ready, while it loads another version: in all replicas at once."""
     given = pod(readinessProbe=probe)
     patched = patch(given, decide(given, TARGET, SETTINGS), SETTINGS, "0123456789abcdef")

@@ -335,3 +335,21 @@ async def test_a_model_that_was_ready_may_say_for_a_while_that_it_is_not():
     assert await is_ready(200)
     health.unreachable()
     assert not await is_ready(503)  # another process may be there
+
+
+async def test_hang_ups_at_a_path_that_somebody_named_end_a_failure():
+    """Each counts as ready there: two timeouts minutes apart are two short failures."""
+    server = Server({}, readiness=b"/healthy")
+    health = made(server, lambda: server.now, patience=30.0)
+
+    async def is_ready(answer):
+        server.answers = {b"/healthy": answer}
+        health.observe(await health.look())
+        server.now += 1.0
+        return health.ready
+
+    for _ in range(2):
+        assert [await is_ready(HANGS_UP) for _ in range(100)] == [True] * 100
+        assert await is_ready(SILENT)
+    assert await is_ready(HANGS_UP)
+    assert [await is_ready(SILENT) for _ in range(33)] == [True] * 30 + [False] * 3

@@ -171,7 +171,7 @@ def is_understood(policy: Json) -> bool:
                 for end in (rule.near_end, rule.peer):
                     _is_at(end, "", _ANYBODY)
         _order(policy["spec"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
     return True
 

@@ -24,6 +24,9 @@ _COMPARED: Mapping[str, Callable[[str | None, str], bool]] = {
     "ends with": lambda value, text: value is not None and value.endswith(text),
 }
 
+DEEPEST = 100
+"""Parentheses and negations inside one another that are read; one that has more is written by no person."""
+
 OF_SERVICE_ACCOUNT = "pcsa."
 """Prefix of labels that are those of a pod's service account, which nobody reads here."""
 
@@ -32,12 +35,12 @@ def matches(selector: str, labels: Mapping[str, str] | None) -> bool | None:
     """Whether a selector is for something with these labels; an empty one is for all.
 
     ``labels``: None where they are not known. Returns None where that is not known then. Raises ``ValueError`` where it
-    is no selector.
+    is no selector, or nested deeper than ``DEEPEST``.
     """
     tokens = _tokens(selector)
     if not tokens:
         return True
-    found = _either(tokens, labels)
+    found = _either(tokens, labels, 0)
     if tokens:
         raise ValueError(f"unexpected {tokens[0]} in selector {selector!r}")
     return found
@@ -72,29 +75,31 @@ def negated(one: bool | None) -> bool | None:
     return None if one is None else not one
 
 
-def _either(tokens: list[str], labels: Mapping[str, str] | None) -> bool | None:
-    found = _all(tokens, labels)
+def _either(tokens: list[str], labels: Mapping[str, str] | None, depth: int) -> bool | None:
+    found = _all(tokens, labels, depth)
     while tokens and tokens[0] == "||":
         tokens.pop(0)
-        found = negated(both(negated(found), negated(_all(tokens, labels))))
+        found = negated(both(negated(found), negated(_all(tokens, labels, depth))))
     return found
 
 
-def _all(tokens: list[str], labels: Mapping[str, str] | None) -> bool | None:
-    found = _one(tokens, labels)
+def _all(tokens: list[str], labels: Mapping[str, str] | None, depth: int) -> bool | None:
+    found = _one(tokens, labels, depth)
     while tokens and tokens[0] == "&&":
         tokens.pop(0)
-        found = both(found, _one(tokens, labels))
+        found = both(found, _one(tokens, labels, depth))
     return found
 
 
-def _one(tokens: list[str], labels: Mapping[str, str] | None) -> bool | None:
+def _one(tokens: list[str], labels: Mapping[str, str] | None, depth: int) -> bool | None:
     """Evaluate one comparison, negated or in parentheses, and take it off the tokens."""
+    if depth > DEEPEST:
+        raise ValueError(f"a selector is nested more than {DEEPEST} deep")
     token = _next(tokens)
     if token == "!":  # noqa: S105 - a sign, no secret
-        return negated(_one(tokens, labels))
+        return negated(_one(tokens, labels, depth + 1))
     if token == "(":  # noqa: S105 - as above
-        found = _either(tokens, labels)
+        found = _either(tokens, labels, depth + 1)
         _expect(tokens, ")")
         return found
     if token == "all()":  # noqa: S105 - as above

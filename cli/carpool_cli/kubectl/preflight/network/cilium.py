@@ -184,7 +184,7 @@ def is_understood(policy: Json) -> bool:
                     rule.covers(BEYOND, {})
                     rule.includes(rule)
                     list(rule.matched(_NOBODY))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
     return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import pytest
 from model_in_shop import all_of, around, codes, patched, plain, pod, subject
 
@@ -221,6 +223,7 @@ def test_a_policy_may_select_pods_by_service_account(spec, effects):
 
 
 NO_ACTION = {"destination": {"ports": [9000]}}
+NESTED = reduce(lambda inner, _: [inner], range(3000), 9000)
 
 
 @pytest.mark.parametrize(
@@ -232,6 +235,9 @@ NO_ACTION = {"destination": {"ports": [9000]}}
         policy(allow(9000, source={"nets": ["ten"]}), ADMIN),
         policy(allow(9000), ADMIN, order="last"),
         policy(allow("8000:x"), ADMIN),
+        policy(allow(9000), ADMIN, selector=f"{'(' * 3000}all(){')' * 3000}"),
+        policy(allow(9000, source={"notSelector": f"{'!' * 3000}all()"}), ADMIN),
+        policy(allow(NESTED), ADMIN),
         {"kind": "NetworkPolicy", "metadata": {"name": "c", "namespace": "shop"}, "apiVersion": "v1"},
     ],
 )

@@ -54,6 +54,11 @@ LABELS = {"app": "web", "tier": "front-end", "example.com/team": "a"}
         ("app == 'web' &&", None),
         ("(app == 'web'", None),
         ("app == 'web' tier == 'y'", None),
+        (f"{'(' * 100}app == 'web'{')' * 100}", True),
+        (f"{'(' * 101}app == 'web'{')' * 101}", None),
+        (f"{'!' * 100}has(app)", True),
+        (f"{'!' * 101}has(app)", None),
+        (" || ".join(["(app == 'x')"] * 200), False),
     ],
 )
 def test_a_selector_is_read_as_calico_reads_it(selector, expected):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import pytest
 from model_in_shop import all_of, around, codes, patched
 
@@ -273,6 +275,7 @@ def test_the_command_adds_the_port_beside_the_model_s():
         policy(ports(9000, fromEndpoints=[{"matchLabels": {"app": None}}]), ADMIN),
         policy({"toPorts": [{"ports": [{"port": "9000", "endPort": "x"}]}]}, ADMIN),
         policy({"toPorts": [9000]}, ADMIN),
+        policy({"toPorts": [{"ports": [{"port": reduce(lambda inner, _: [inner], range(3000), "9000")}]}]}, ADMIN),
     ],
 )
 def test_a_policy_that_is_not_understood_is_named_and_hides_no_other(broken):
