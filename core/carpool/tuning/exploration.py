@@ -34,8 +34,8 @@ UNSURE = 0.06
 GAIN = 0.05
 """Share of device time, or of goodput, that an unmeasured size has to be able to gain."""
 
-SPENDS = 0.1
-"""Share of what can be spent that one exploration may cost: 0.15 s of requests, where none was late for 150 s."""
+SPENDS = 0.05
+"""Share of what can be spent that one exploration may cost: 0.15 s of requests, where none was late for 5 minutes."""
 
 LEAST_CREDIT = 3.0
 """Requests that may be late in an exploration that was forecast to make none late."""
@@ -49,7 +49,7 @@ LASTS = 20.0
 EXPOSED = 1.0
 """Seconds for which one that fails does harm: it ends with the next observation after ``BATCHES`` batches."""
 
-SAVED = 150.0
+SAVED = 300.0
 """Seconds' worth of misses that the SLO allows, and were not made, that can be spent."""
 
 RISE = 1.25

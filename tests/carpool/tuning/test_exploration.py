@@ -231,7 +231,7 @@ def test_misses_that_the_slo_allows_and_were_not_made_are_saved_up():
     assert exploration.spare == 0, "never less than none"
     for _ in range(1000):
         exploration.earn(0.005, 100, 0, 1, 100.0)
-    assert exploration.spare == pytest.approx(0.01 * SAVED * 100), "nor more than what was allowed in that time"
+    assert exploration.spare == pytest.approx(0.01 * SAVED * 100), "nor more than five minutes' worth"
 
 
 def test_of_several_replicas_one_replicas_share_is_saved():
