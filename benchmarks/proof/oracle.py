@@ -287,7 +287,8 @@ class Bench:
             expected = forecast(load, self.service, point.parameters, slo, shed=True)
             served = 1 - expected.shed_fraction
             return Measured(expected.miss_fraction, expected.device_time if served else inf)
-        return Measured(*glance(load, self.service, point.parameters, slo)[:2])
+        seen = glance(load, self.service, point.parameters, slo)
+        return Measured(seen.miss_fraction, seen.device_time)
 
     def simulate(self, point: Point, rate: float, requests: int, settle: float = 0.0) -> Measured:
         """Do so by the simulator; the first ``settle`` seconds don't count."""
