@@ -115,7 +115,7 @@ class Calibration:
         """Find the margins that the last requests would have needed."""
         if len(self._firsts) >= ENOUGH:
             ratios = sorted(
-                first.seconds / model.first_token_seconds(first.tokens, first.sequences, first.kv)
+                first.seconds / max(1e-9, model.first_token_seconds(first.tokens, first.sequences, first.kv))
                 for first in self._firsts
             )
             self.ttft = min(MOST_TTFT, max(LEAST_TTFT, ratios[int(TTFT_QUANTILE * len(ratios))]))

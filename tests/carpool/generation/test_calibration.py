@@ -73,6 +73,13 @@ def test_the_time_for_a_first_token_is_a_quantile_of_what_it_took():
     assert found.ttft == pytest.approx(1.95, abs=0.02)
 
 
+def test_a_model_in_which_steps_and_prompts_cost_nothing_is_no_error():
+    found = Calibration()
+    found._firsts.extend([FirstToken(0.0, 0.1, 1000, 0, 0.0)] * ENOUGH)
+    found.refit(StepModel(0.0, 0.001, 0.0, 0.0), SLO)
+    assert found.ttft == MOST_TTFT
+
+
 def first_tokens(found, count, seconds, since, key=0):
     """First tokens that take so many seconds, one each second, as of a gate that is nearly shut."""
     meter = Meter(MODEL)
