@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -25,6 +24,7 @@ class Server:
 
     def __init__(self):
         self.seen = []
+        self.changed = threading.Condition()
         self.busy = 0
         self.later = "2"
         server = self
@@ -34,7 +34,9 @@ class Server:
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                server.seen.append((self.path, body, dict(self.headers)))
+                with server.changed:
+                    server.seen.append((self.path, body, dict(self.headers)))
+                    server.changed.notify_all()
                 status, said = SAID.get(body.get("model"), (200, body))
                 if server.busy:
                     server.busy -= 1
@@ -43,7 +45,7 @@ class Server:
                     self.connection.recv(1)  # until the client leaves
                     return
                 if body.get("model") == "slow":
-                    time.sleep(0.3)
+                    server.until(50)
                 text = json.dumps(said, indent=2).encode()
                 self.send_response(status)
                 self.send_header("content-length", str(len(text)))
@@ -58,6 +60,21 @@ class Server:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+    def until(self, count, process=None):
+        """Wait for so many requests in all, or for the end of a process that sends them."""
+
+        def notify():
+            process.wait()
+            with self.changed:
+                self.changed.notify_all()
+
+        if process is not None:
+            threading.Thread(target=notify).start()
+        with self.changed:
+            assert self.changed.wait_for(
+                lambda: len(self.seen) >= count or (process is not None and process.returncode is not None), 60
+            )
 
 
 @pytest.fixture
@@ -164,9 +181,7 @@ def test_killed_it_goes_on_and_loses_and_repeats_nothing(server, paths):
     kills = 0
     while True:
         process = subprocess.Popen([*map(str, command), "--concurrency", "2"], stderr=subprocess.PIPE)  # noqa: S603 - our own
-        target = len(server.seen) + 60
-        while process.poll() is None and len(server.seen) < target:
-            time.sleep(0.005)
+        server.until(len(server.seen) + 60, process)
         if process.poll() is None and kills < 2:
             process.send_signal(signal.SIGKILL)
             kills += 1
@@ -185,10 +200,7 @@ def test_interrupted_it_does_not_wait_for_answers(server, paths, waiting):
     source.write_text("\n".join([line(0), *(line(number, model="hanging") for number in range(1, waiting))]))
     command = [sys.executable, "-m", "carpool_cli", "batch", source, output, "--upstream", server.url]
     process = subprocess.Popen([*map(str, command), "--concurrency", "4"], stderr=subprocess.PIPE, text=True)  # noqa: S603 - our own
-    deadline = time.monotonic() + 30
-    while len(server.seen) < min(waiting, 5):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    server.until(min(waiting, 5))
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=30)[1]
     # The one answer has no checkpoint yet.
