@@ -23,6 +23,23 @@ AGAIN = 30.0
 UNASKED = "the model has not been asked yet"
 
 
+class Patience:
+    """For how long a model that was ready may say that it is not."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: float | None = None  # it says so
+
+    def bears(self, now: float) -> bool:
+        """Take note that it is not ready; return whether that may last."""
+        self._since = now if self._since is None else self._since
+        return now - self._since < self._seconds
+
+    def forget(self) -> None:
+        """Take note that it is ready, or was given up."""
+        self._since = None
+
+
 class Health:
     """Mirrors the model's readiness.
 
@@ -47,8 +64,7 @@ class Health:
         self._gone = True
         self._heard = Heard(backend)
         self._again = 0.0  # when a server that does not speak V2 is asked again
-        self._patience = patience
-        self._failing: float | None = None  # since when a model that was ready is not
+        self._patience = Patience(patience)
         self._answers = 0  # that callers had of the server, at the last look
         self.ready = False
         self.reason = UNASKED
@@ -104,19 +120,13 @@ class Health:
             self.ready = False
             self._gone = True
             self.reason = "the model does not accept connections"
-        if was_ready and not self.ready and answer.reachable and self._bears():
+        if was_ready and not self.ready and answer.reachable and self._patience.bears(self._clock()):
             self.ready, self.reason = True, before
         elif answer.status or not self.ready or (answer.foreign and self._heard.speech is not Speech.V2):
-            self._failing = None
+            self._patience.forget()
         if self.reason != before:
             self._log.info("readiness changed", extra={"ready": self.ready, "reason": self.reason})
         self._answers = self._backend.traffic.answers
-
-    def _bears(self) -> bool:
-        """Whether a model that was ready, and is not, may be so for longer."""
-        now = self._clock()
-        self._failing = now if self._failing is None else self._failing
-        return now - self._failing < self._patience
 
     def _serves(self) -> bool:
         """Whether callers' requests are with the server, or were answered since the last look."""
