@@ -32,7 +32,7 @@ TIMEOUT = 600.0
 """Seconds for an answer unless given: it comes whole."""
 
 DECISIVE = 8
-"""Lines of a file of which one has to be JSON, so that the protocol is known."""
+"""Lines at the beginning of a file: one of them has to be JSON, so that the protocol is known."""
 
 LONGEST_WAIT = 600.0
 """Seconds that a server can make a request wait, by ``Retry-After``."""
@@ -40,7 +40,7 @@ LONGEST_WAIT = 600.0
 LATER = {408, 409, 425, 429, 502, 503, 504}
 """Statuses that say nothing of the request: it is sent again, and in the end the run stops."""
 REFUSED = {401, 403}
-"""Likewise: they concern whoever asks."""
+"""Likewise: they concern the caller, not the request."""
 UNCLEAR = 500
 """Sent again, too. In the end it is the request's: it may be what the server can't do."""
 

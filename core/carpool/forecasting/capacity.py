@@ -29,7 +29,7 @@ EXACT = 0.01
 """Relative width of the interval that the capacity is known to lie in."""
 
 SIZES = 2
-"""Batch sizes compared: those with most rows per second, of which two batches fit into the SLO; all larger ones."""
+"""Batch sizes compared: those with most rows per second, if two batches fit into the SLO. All larger ones are, too."""
 
 SAMPLES = 4
 """Samples of arrivals that misses near the SLO's are judged by, at most."""

@@ -76,7 +76,7 @@ class Assessment:
         self.refinement = Refinement()
 
     def of(self, parameters: Parameters) -> Assessment:
-        """Return the very same forecasts, for parameters of which the Batcher makes the same."""
+        """Return the same forecasts for other parameters, with which the Batcher would do the same."""
         other = Assessment.__new__(Assessment)
         other.parameters, other.__dict__ = parameters, self.__dict__
         return other

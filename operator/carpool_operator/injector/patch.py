@@ -164,11 +164,11 @@ def skipped(pod: Json, why: str) -> Json:
 def sidecar_config(
     inject: Inject, settings: Settings, drain_key: str, *, ready: str | None, patience: Duration | None, limit: int
 ) -> Json:
-    """Return what a sidecar is told, as its configuration file has it.
+    """Return a sidecar's configuration, as its file has it.
 
     ``ready``: path that says whether the model can serve, where its probe has one; ``patience``: for how long its
     probe, of any kind, bears that it can't; None where it has none. ``limit``: seconds that a drain may take. Under an
-    operator it promises nothing and passes all through until it is told more.
+    operator it promises nothing and passes all through until a document comes.
     """
     # Half of the memory for bodies; the rest is the process and its tuner.
     held = Quantity(inject.resources.memory // 2)

@@ -27,7 +27,7 @@ class ColdStarts:
         self._starting: set[str] = set()
         """UIDs of pods that were never seen ready."""
         self._known: set[str] = set()
-        """Those of which no start can be seen any more: they served, or were there at the first look."""
+        """UIDs of pods whose start can't be seen any more: they served, or were there at the first look."""
         self._took: deque[float] = deque(maxlen=REMEMBERED)
 
     def observe(self, pods: Collection[Pod]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool_cli.kubectl.preflight.findings import json_patch
 from carpool_cli.kubectl.preflight.network import calico_selector
 from carpool_cli.kubectl.preflight.network.calico_selector import both, negated
-from carpool_cli.kubectl.preflight.network.rules import BEYOND, EGRESS, INGRESS, Policies
+from carpool_cli.kubectl.preflight.network.rules import BEYOND, EGRESS, INGRESS, Policies, namespace_of
 from carpool_cli.kubectl.preflight.scene import NAME, Peer, peer_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class CalicoRule(NamedTuple):
     @property
     def namespace(self) -> str:
         """The namespace of its policy; ``""`` where that is for the whole cluster."""
-        return _namespace(self.policy)
+        return namespace_of(self.policy)
 
     @property
     def body(self) -> Json:
@@ -145,7 +145,7 @@ def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
     rules: list[Rule] = []
     for policy in _of_pods(near):
         selects = _selects(policy, peer)
-        if INGRESS not in _types(policy) or _namespace(policy) not in {"", subject.namespace} or selects is False:
+        if INGRESS not in _types(policy) or namespace_of(policy) not in {"", subject.namespace} or selects is False:
             continue
         (closing if selects else perhaps).append(title(policy))
         for rule in _rules(policy, INGRESS):
@@ -235,7 +235,7 @@ def _order(spec: Json) -> float:
 
 def _selectors(policy: Json) -> tuple[str, ...]:
     said = (policy["spec"].get(each) or "" for each in ("selector", "namespaceSelector", "serviceAccountSelector"))
-    return (_namespace(policy), *said)
+    return (namespace_of(policy), *said)
 
 
 def _labels(pod: Peer) -> dict[str, str]:
@@ -271,10 +271,6 @@ def _holds(nets: list[str], addresses: tuple[str, ...]) -> bool | None:
     return any(ip_address(each) in block for block in blocks for each in addresses)
 
 
-def _namespace(policy: Json) -> str:
-    return str(policy["metadata"].get("namespace", ""))
-
-
 def title(policy: Json) -> str:
     """Return kind and name of a policy, for a message."""
     return f"Calico's {policy['kind']} {policy['metadata']['name']}"
@@ -282,5 +278,5 @@ def title(policy: Json) -> str:
 
 def _resource(policy: Json) -> str:
     group = policy["apiVersion"].partition("/")[0]
-    plural = "networkpolicies" if _namespace(policy) else "globalnetworkpolicies"
+    plural = "networkpolicies" if namespace_of(policy) else "globalnetworkpolicies"
     return f"{plural}.{group} {policy['metadata']['name']}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from carpool_cli.kubectl.preflight.findings import json_patch
-from carpool_cli.kubectl.preflight.network.rules import BEYOND, EGRESS, INGRESS, Policies, requirements
+from carpool_cli.kubectl.preflight.network.rules import BEYOND, EGRESS, INGRESS, Policies, namespace_of, requirements
 from carpool_cli.kubectl.preflight.scene import NAME, Peer, peer_of
 from carpool_operator.workloads.metadata import Selector
 
@@ -56,7 +56,7 @@ class CiliumRule(NamedTuple):
     @property
     def namespace(self) -> str:
         """The namespace of its policy; ``""`` where that is for the whole cluster."""
-        return _namespace(self.policy)
+        return namespace_of(self.policy)
 
     @property
     def peers(self) -> dict[str, list[Any]]:
@@ -160,7 +160,7 @@ def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
     rules: list[Rule] = []
     for policy, path, spec in _specs(near):
         selects = _selects(policy, spec, labels)
-        if _namespace(policy) not in {"", subject.namespace} or selects is False:
+        if namespace_of(policy) not in {"", subject.namespace} or selects is False:
             continue
         said = (spec.get("enableDefaultDeny") or {}).get(INGRESS)
         if said is True or (said is None and (spec.get("ingress") or spec.get("ingressDeny"))):
@@ -210,7 +210,7 @@ def _rules(policy: Json, path: str, spec: Json, way: str, *, certain: bool = Tru
 
 
 def _selects(policy: Json, spec: Json, labels: dict[str, str]) -> bool | None:
-    return _matches(_selector(spec["endpointSelector"], _namespace(policy)), labels)
+    return _matches(_selector(spec["endpointSelector"], namespace_of(policy)), labels)
 
 
 def _covers(entry: Json, port: int, named: dict[str, int]) -> bool:
@@ -258,15 +258,11 @@ def _matches(selector: Json, labels: dict[str, str]) -> bool | None:
     return True if known == selector else None
 
 
-def _namespace(policy: Json) -> str:
-    return str(policy["metadata"].get("namespace", ""))
-
-
 def title(policy: Json) -> str:
     """Return kind and name of a policy, for a message."""
     return f"{policy['kind']} {policy['metadata']['name']}"
 
 
 def _resource(policy: Json) -> str:
-    plural = "ciliumnetworkpolicies" if _namespace(policy) else "ciliumclusterwidenetworkpolicies"
+    plural = "ciliumnetworkpolicies" if namespace_of(policy) else "ciliumclusterwidenetworkpolicies"
     return f"{plural}.cilium.io {policy['metadata']['name']}"

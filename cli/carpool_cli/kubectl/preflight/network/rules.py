@@ -78,6 +78,11 @@ class Policies(NamedTuple):
     perhaps: Sequence[str] = ()
 
 
+def namespace_of(policy: Json) -> str:
+    """Return the namespace of a policy; ``""`` where it is for the whole cluster."""
+    return str(policy["metadata"].get("namespace", ""))
+
+
 def requirements(selector: Json) -> set[tuple[str, str, tuple[str, ...]]]:
     """Return what a label selector demands. One that demands less selects more."""
     labels = {(key, "In", (value,)) for key, value in (selector.get("matchLabels") or {}).items()}
