@@ -69,11 +69,13 @@ def is_request(path: Path) -> bool:
     Raises ``click.UsageError`` where none of the first few is.
     """
     source = JsonLines(path, 0, 0, None)
-    items, bad = source.read(1)
-    while bad and source.number < DECISIVE:
+    items: list[Item] = []
+    wrong = 0
+    while not items and source.number < DECISIVE and source.position < source.size:
         items, bad = source.read(1)
+        wrong += len(bad)
     source.close()
-    if bad:
+    if wrong and not items:
         raise click.UsageError(
             f"{path}: none of the first {source.number} lines is JSON, so their protocol is unknown: name --protocol"
         )

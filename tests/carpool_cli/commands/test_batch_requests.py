@@ -237,9 +237,10 @@ def test_requests_are_recognised(server, carpool, paths, first):
     assert [each["custom_id"] for each in records(output)] == ["c0", "c1"]
 
 
-def test_a_file_whose_first_lines_are_no_json_needs_a_protocol(server, carpool, paths):
+@pytest.mark.parametrize("text", ["oops\n" * 8 + line(1), "oops\n", "oops\n\n"])
+def test_a_file_whose_first_lines_are_no_json_needs_a_protocol(server, carpool, paths, text):
     source, output, _ = paths
-    source.write_text("oops\n" * 8 + line(1))
+    source.write_text(text)
     result = carpool("batch", source, output, "--upstream", server.url)
     assert (result.exit_code, "name --protocol" in result.output, server.seen) == (2, True, [])
     assert carpool("batch", source, output, "--upstream", server.url, "--protocol", "openai").exit_code == 3
