@@ -65,7 +65,10 @@ def _one(url: str, fields: dict[str, str]) -> list[Series]:
         hint = f"; it may want a token, in {TOKEN}" if error.code in {401, 403} else ""
         raise HistoryError(f"{url} answered {error.code}: {told}{hint}") from None
     except (URLError, OSError) as error:
-        raise HistoryError(f"{url} does not answer: {getattr(error, 'reason', error)}") from None
+        raise HistoryError(
+            f"{url} does not answer: {getattr(error, 'reason', error)}. Name the base URL of a Prometheus, or reach it "
+            "first, e.g. by kubectl port-forward"
+        ) from None
     except msgspec.DecodeError:
         raise HistoryError(f"{url} answered no JSON of Prometheus's: is it its base URL?") from None
     if answer.status != "success" or answer.data is None:

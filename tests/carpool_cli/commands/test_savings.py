@@ -56,7 +56,7 @@ def test_every_way_is_drawn(carpool, profile, tmp_path):
         (("--prometheus", "http://p:9090", ":9090"), "one of the three"),
         (("--prometheus", "http://p:9090", "--rate", "5"), "Prometheus has the load"),
         (("--prometheus", "p:9090"), "not a server's base URL"),
-        (("--prometheus", "http://127.0.0.1:9"), "does not answer"),
+        (("--prometheus", "http://127.0.0.1:9"), "by kubectl port-forward"),
         (("--prometheus", "http://p:9090", "--since", "yesterday"), "12h or 7d"),
         ((":9090", "--rate", "5"), "go with --profile"),
         (("--profile", "p.json"), "--slo-p99"),
