@@ -34,7 +34,7 @@ SILENCE, FORWARDED = 60.0, 600.0
 class Upstream(Camel, frozen=True):
     """The model server beside this process: ``http://host:port`` or ``unix:/path``.
 
-    ``silence``: how long it may be silent. ``retry``: send a batch once more whose connection died before any byte of
+    ``timeout``: how long it may be silent. ``retry``: send a batch once more whose connection died before any byte of
     an answer; it may then be computed twice. ``ready``: the path that says whether the model can serve; unset, V2's is
     asked, and a server that does not know it is ready when it accepts connections.
     """
