@@ -41,6 +41,7 @@ class Pilot:
             passing=self.tuner.parameters.pass_through,
             queued_rows=round(sum(delta.queued_rows for delta in deltas) / len(stats)),
             replicas=len(stats),
+            explorers=len(stats),
         )
         decision = self.tuner.step(observation)
         self.decisions.append(decision)

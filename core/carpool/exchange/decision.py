@@ -79,6 +79,8 @@ class Observation(Struct, frozen=True):
     """Seconds of device time that other models behind the same sidecars used; of several replicas, the sum."""
     replicas: int = 1
     """Whose counters are summed up in ``stats``. All rates are of one."""
+    explorers: int = 1
+    """How many of them run what is explored."""
 
 
 class Forecasted(Struct, frozen=True, rename="camel"):

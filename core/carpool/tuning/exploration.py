@@ -78,7 +78,7 @@ class Exploration:
         self.candidate: Parameters | None = None
         """What is worth exploring; ``None``: nothing."""
         self.spare = 0.0
-        """Requests of a replica that met the SLO and might have missed it: what exploration may cost."""
+        """Requests that met the SLO and might have missed it: what exploration may cost a replica that explores."""
         self._trial: _Trial | None = None
         self._pauses: dict[tuple[int, int], tuple[float, float]] = {}
         """By size and batches in flight: not again before, and for how long after one that showed nothing."""
@@ -154,9 +154,9 @@ class Exploration:
         self.stop()
         self._pauses = {}
 
-    def earn(self, budget: float, hits: int, late: float, replicas: int, rate: float) -> None:
-        """Count the misses that the SLO allows, and that were not made; those of the last ``SAVED`` seconds count."""
-        self.spare += (2 * budget * (hits + late) - late) / replicas
+    def earn(self, budget: float, hits: int, late: float, explorers: int, rate: float) -> None:
+        """Count the misses that the SLO allows, and that were not made; what all save, the ``explorers`` may spend."""
+        self.spare += (2 * budget * (hits + late) - late) / explorers
         self.spare = min(max(self.spare, 0.0), 2 * budget * SAVED * rate)
 
     def is_due(self, rate: float, *, leaves: bool) -> bool:
@@ -196,8 +196,7 @@ class Exploration:
 
     def _is_bearable(self, forecaster: Forecaster, point: Parameters, best: Assessment) -> bool:
         """Whether a setting does no harm at the upper confidence of batch latency, or what can be paid for."""
-        situation = forecaster.situation
-        one = forecaster.assess(point)
+        situation, one = forecaster.situation, forecaster.assess(point)
         # That no more are computed at once shows with the first batch that waits for it: it costs a few batches.
         more = point.max_in_flight > situation.service.executors
         if not best.holds_now:
@@ -221,8 +220,7 @@ def is_worth_exploring(possible: Assessment, best: Assessment) -> bool:
 
 def _is_filled(possible: Assessment, beyond: int) -> bool:
     """Whether enough batches with more than ``beyond`` rows come within half of the time that exploration lasts."""
-    sizes = possible.batches
-    situation = possible.situation
+    sizes, situation = possible.batches, possible.situation
     count = sum(size * situation.rows > beyond for size in sizes)
     seconds = sum(sizes) / situation.process.rate
     return count * LASTS / 2 >= batches_needed(situation.service) * seconds
@@ -237,8 +235,7 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
         waits.update(limits.waits((1 / 16, 0.25, 0.5, 1)))
     if not best.holds_ahead:
         waits.add(Duration(limits.min_wait))
-    flights = known.max_in_flight
-    executors = service.executors
+    flights, executors = known.max_in_flight, service.executors
     if executors >= service.largest_in_flight:
         # Of 29 ms batches within 50 ms, four on a device that computes two would be late, and three are not.
         numbers = {min(more, limits.max_in_flight) for more in (executors + 1, 2 * executors, 4 * executors)}

@@ -166,15 +166,15 @@ class Tuner:
         Returns whether too many were late, whether an exploration just ended, and whether an alarm began or ended.
         """
         now, stats, guards, exploration = observation.now, observation.stats, self._guards, self._exploration
-        requirements, service = self._requirements, self.belief.service
-        exploration.earn(requirements.budget, stats.hits, late_of(stats), observation.replicas, self.belief.load.rate)
+        requirements, service, late = self._requirements, self.belief.service, late_of(observation.stats)
+        exploration.earn(requirements.budget, stats.hits, late, observation.explorers, self.belief.load.rate)
         current = self.plan.assess(self.parameters)
         promised = current is not None and current.holds_ahead and not backlogged and not requirements.held
         broken = promised and guards.observe_misses(now, stats, self.parameters.max_batch)
         alarmed = broken and guards.margin.more(now, *self.plan.promised(self.parameters))
         if broken:
             exploration.stop()
-        ended = service is not None and exploration.observe(now, stats, late_of(stats) / observation.replicas, service)
+        ended = service is not None and exploration.observe(now, stats, late / observation.replicas, service)
         disturbed = moved.load or moved.share or moved.limit or ended or exploration.is_under_way or expelled
         checked = guards.check_forecast(
             observation,

@@ -101,10 +101,13 @@ class Learned:
         service = self.tuner.belief.service
         return 0 if service is None else below(service, rows)
 
-    def step(self, now: float, total: Sum, learned_from: ModelStats, *, hurried: bool = False) -> Decision:
+    def step(
+        self, now: float, total: Sum, learned_from: ModelStats, *, canaries: int = 0, hurried: bool = False
+    ) -> Decision:
         """Observe pods that run what is in force, and decide; service times may be of ``learned_from`` more.
 
-        ``hurried``: others wait for their decisions. What only makes a forecast surer is done seldom then.
+        ``canaries``: how many pods try what is riskier, or is explored; 0: all. ``hurried``: others wait for their
+        decisions. What only makes a forecast surer is done seldom then.
         """
         self.seen_at = now
         if now - self._since >= LATELY:
@@ -131,6 +134,7 @@ class Learned:
                 queued_rows=total.queued_rows,
                 others_busy=total.others_busy,
                 replicas=total.pods,
+                explorers=canaries or total.pods,
             ),
             refine=refine,
         )

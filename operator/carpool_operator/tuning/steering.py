@@ -290,6 +290,7 @@ class Steering:
             canaries = [s for s in usable if s.uid in self.canaries and s.generation == tried.generation]
             ended = self._judge(view.now, self.trial, pods, add_up(canaries), sums)
         every = sums if len(base) == len(usable) else add_up(usable)
+        few = choose(pods, self.evidence.hash, spec.canary.percent) if spec.canary.enabled else []
         for name, total in sums.items():
             learned = self.models.get(name)
             if learned is None:
@@ -298,24 +299,23 @@ class Steering:
                 learned = self._meet(view.now, policy, name, None, change.parameters.get(name))
             if name == ended:
                 continue  # what was counted was counted under what is over
-            decision = learned.step(view.now, total, every[name].stats, hurried=view.hurried)
+            decision = learned.step(view.now, total, every[name].stats, canaries=len(few), hurried=view.hurried)
             self._outlive(name, decision)
             if decision.change:
-                self._turn(view, spec, name, learned, decision, pods)
+                self._turn(view, spec, name, learned, decision, few)
             elif decision.reason is Reason.RECOMMEND_ONLY:
                 self._recommend(view.now, name, learned, decision)
 
     def _turn(
-        self, view: View, spec: PolicySpec, name: str, learned: Learned, decision: Decision, pods: Sequence[Pod]
+        self, view: View, spec: PolicySpec, name: str, learned: Learned, decision: Decision, canaries: list[str]
     ) -> None:
-        """Decide who gets what the tuner decided: all, canaries, or nobody yet."""
+        """Decide who gets what the tuner decided: all, these canaries, or nobody yet."""
         parameters = decision.parameters
         if parameters == learned.parameters:
             if view.now - self._passed_at >= PASS_AGAIN:
                 self._passed_at = view.now
                 self._owed = True
             return
-        canaries = choose(pods, self.evidence.hash, spec.canary.percent) if spec.canary.enabled else []
         # After a trial whose canaries were lost all but one may be unready for a moment: that is nobody to risk it on.
         waits = self.trial is not None or not self._patience.over(view.now)
         is_proven = self._proven == (name, parameters) and decision.reason is not Reason.EXPLORES
@@ -333,7 +333,7 @@ class Steering:
                 min_requests=spec.canary.min_requests,
                 beyond=learned.measured_below(parameters.max_batch),
             )
-            message = f"{_pods(len(canaries))} of {len(pods)} first: {decision.message}"
+            message = f"{_pods(len(canaries))} of {len(view.pods[self.target])} first: {decision.message}"
             self._happened("Trying", name, decision.reason, message, learned, decision, parameters)
             return
         if self.trial is not None and self.trial.model == name:

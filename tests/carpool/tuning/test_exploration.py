@@ -241,6 +241,16 @@ def test_of_several_replicas_one_replicas_share_is_saved():
     assert one.spare == four.spare
 
 
+def test_what_all_replicas_save_may_be_spent_by_the_few_that_explore():
+    alone, canary = Exploration(), Exploration()
+    alone.earn(0.005, 500, 0, 5, 100.0)
+    canary.earn(0.005, 500, 0, 1, 100.0)
+    assert canary.spare == pytest.approx(5 * alone.spare)
+    for _ in range(1000):
+        canary.earn(0.005, 500, 0, 1, 100.0)
+    assert canary.spare == pytest.approx(0.01 * SAVED * 100), "no replica is to lose more than one alone may"
+
+
 def test_twice_as_much_to_spend_is_worth_another_look():
     exploration = Exploration()
     assert candidate(420, moving=False, spare=10, exploration=exploration) is None

@@ -26,6 +26,7 @@ from carpool.policy.spec import (
 from carpool.simulation.simulator import Device, table
 from carpool_operator.api.spec import Canary
 from carpool_operator.delivery.documents import EVERY, VALID, told
+from carpool_operator.tuning.learning import Learned
 
 CLIFF = Device(times=table([0.005, *(0.005 + 0.0005 * rows for rows in range(1, 9)), *([0.120] * 56)]))
 """Batches up to 8 are served as usual, larger ones fall off a cliff that nothing measured so far foretells."""
@@ -71,6 +72,17 @@ def test_what_is_explored_is_on_canaries_only_until_it_is_chosen():
     assert [reason for reason, _ in events] == ["ParametersChanged", *started]
     assert {parameters.max_in_flight for _, parameters in applied(world)} == {1}, "one batch at a time is computed"
     assert {each.change.generation for each in world.pods} == {world.durable.generation}
+
+
+@pytest.mark.parametrize(
+    ("pods", "canary", "explorers"),
+    [(5, Canary(), 1), (5, Canary(percent=40), 2), (5, Canary(enabled=False), 0), (1, Canary(), 0)],
+)
+def test_what_all_pods_save_is_spent_by_those_that_explore(monkeypatch, pods, canary, explorers):
+    found, step = set(), Learned.step
+    monkeypatch.setattr(Learned, "step", lambda self, *a, **k: (found.add(k["canaries"]), step(self, *a, **k))[1])
+    World(spec(canary=canary), pods=pods).run(100, 10)
+    assert found == {explorers}
 
 
 def test_steady_load_publishes_and_writes_nothing_more():
