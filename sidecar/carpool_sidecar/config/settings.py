@@ -57,6 +57,8 @@ class Upstream(Camel, frozen=True):
     """Path that says whether the model can serve: by 200 to 399, as for a kubelet. A 401, 403, 404, 405 or 501, or an
     answer that is no HTTP/1.1, or a connection that it closes, counts as ready: it accepts connections. Unset:
     `/v2/health/ready`, which a server need not know."""
+    ask_timeout: Duration = Duration(5.0)
+    """For the answer to a question of the sidecar's own: that path, the metadata of models, an engine's `/metrics`."""
     patience: Duration = Duration(0.0)
     """For how long a model that was ready may answer that path with other codes, or not answer, before the sidecar
     reports unready. One that refuses connections is unready at once."""
