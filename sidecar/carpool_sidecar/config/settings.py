@@ -14,6 +14,7 @@ from carpool.policy.durations import Duration, Quantity
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import Camel, PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy, PassThroughMode, TuningMode
+from carpool_sidecar.config.newer import without_unknown
 from carpool_sidecar.protocols.limits import Limits
 
 MAPPINGS = {"upstream": "url", "onnx": "path", "llm": "path"}
@@ -326,12 +327,24 @@ def parse(text: str) -> SidecarConfig:
     return read(text).validate()
 
 
+def parse_injected(text: str) -> tuple[SidecarConfig, list[str]]:
+    """Read what an injector wrote, of a newer version maybe; return the fields that this one ignores, too.
+
+    Refused, they would be a pod that never starts, where somebody pinned the sidecar's image. Raises ``PolicyError``.
+    """
+    plain, ignored = without_unknown(_plain(text), SidecarConfig)
+    return _made(plain).validate(), ignored
+
+
 def read(text: str) -> SidecarConfig:
     """Read a file's content without judging the whole: what runs it may have more to say.
 
     Raises ``PolicyError`` naming the field, or the line where it is no YAML.
     """
-    plain = _plain(text)
+    return _made(_plain(text))
+
+
+def _made(plain: Any) -> SidecarConfig:  # noqa: ANN401 - whatever the file holds
     try:
         return from_plain(plain, SidecarConfig, what="config")
     except PolicyError as error:
