@@ -5,11 +5,12 @@ All policies that a cluster has are judged together: tier by tier, and in the or
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, json_patch
 from carpool_cli.kubectl.preflight.network import admin, calico, cilium, kubernetes
 from carpool_cli.kubectl.preflight.network.rules import DEFAULT
+from carpool_cli.kubectl.preflight.network.tiers import decides, gets_in, is_let_in_before, reached, tiers_of
 from carpool_cli.kubectl.preflight.scene import NAME, OPERATOR, peer_of
 from carpool_operator.api.annotations import INJECTED
 from carpool_operator.injector.bypass import named_ports
@@ -19,19 +20,8 @@ if TYPE_CHECKING:
 
     from carpool_cli.kubectl.preflight.dry_run import Ports
     from carpool_cli.kubectl.preflight.network.rules import Rule
+    from carpool_cli.kubectl.preflight.network.tiers import Tier
     from carpool_cli.kubectl.preflight.scene import Around, Json, Peer, Subject
-
-
-class Tier(NamedTuple):
-    """What policies of one tier say of a pod; the rules in the order in which they decide.
-
-    ``closing``: titles of policies by which it admits only what is named; ``perhaps``: that may be for other pods.
-    """
-
-    place: float
-    rules: list[Rule]
-    closing: list[str]
-    perhaps: list[str]
 
 
 def understood(near: Around) -> Around:
@@ -50,7 +40,7 @@ def network_policies(
 
     ``addresses``: those of the pods that run.
     """
-    tiers = _tiers(subject, pod, near)
+    tiers = tiers_of(subject, pod, near)
     yield from _treated_otherwise(tiers, pod, found)
     yield from _closed_to_all(subject, pod, found, near)
     yield from _egress(subject, pod, found, near, addresses)
@@ -58,9 +48,9 @@ def network_policies(
 
 def admin_port(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
     """Find policies that keep the operator from the sidecar's admin port."""
-    tiers, named = _tiers(subject, pod, near), named_ports(pod)
+    tiers, named = tiers_of(subject, pod, near), named_ports(pod)
     for operator in near.operators:
-        outcome = _reached(tiers, operator, found.admin, named)
+        outcome = reached(tiers, operator, found.admin, named)
         if not outcome.refused:
             continue
         home = operator.namespace[NAME]
@@ -88,65 +78,6 @@ def _admitting(subject: Subject, pod: Json, found: Ports, near: Around, home: st
     return f"{json_patch(subject.namespace, resource, 'add', *_added(own, rule))}; or {value}"
 
 
-class Outcome(NamedTuple):
-    """What becomes of a caller. ``refused``: why it may be kept out; ``""``: it surely is not.
-
-    ``by``: a policy that has to be changed for it, where another one that admits it does not help.
-    """
-
-    admitted: bool
-    refused: str = ""
-    by: str = ""
-
-
-def _reached(tiers: list[Tier], caller: Peer, port: int, named: dict[str, int]) -> Outcome:
-    """Return whether a caller gets to a port."""
-    may_pass, refused, by = False, "", ""
-    for tier in tiers:
-        lets_in = False
-        for rule in tier.rules:
-            if not rule.covers(port, named) or not rule.may_reach(caller):
-                continue
-            sure = rule.certain and rule.reaches(caller)
-            if rule.denies:
-                refused, by = f"{rule.title} denies it", rule.title
-                if sure:
-                    return Outcome(may_pass, refused, by)
-            elif not sure:
-                # Of a policy that may be for other pods: where it is not for this one, it does not close it either.
-                lets_in = lets_in or rule.reaches(caller)
-                may_pass = True
-            elif rule.passes:
-                break
-            else:
-                return Outcome(admitted=True, refused=refused, by=by)
-        else:
-            titles = [*tier.closing, *tier.perhaps]
-            if tier.closing or (tier.perhaps and not lets_in):
-                refused = f"no rule of the policies that select the pod ({', '.join(titles)}) admits it"
-                by = "" if tier.place == DEFAULT else " and ".join(titles)
-            if tier.closing:
-                return Outcome(may_pass, refused, by)
-    return Outcome(admitted=True, refused=refused, by=by)
-
-
-def _tiers(subject: Subject, pod: Json, near: Around) -> list[Tier]:
-    """Return what policies of all kinds say of a pod, tier by tier."""
-    kinds = [of.ingress(subject, pod, near) for of in (kubernetes, cilium, calico, admin)]
-    closing = [each for kind in kinds for each in kind.closing]
-    perhaps = [each for kind in kinds for each in kind.perhaps]
-    rules = [each for kind in kinds for each in kind.rules]
-    return [
-        Tier(
-            place,
-            sorted((rule for rule in rules if rule.tier == place), key=lambda rule: rule.order),
-            [each.title for each in closing if each.tier == place],
-            [each.title for each in perhaps if each.tier == place],
-        )
-        for place in sorted({each.tier for each in (*closing, *perhaps, *rules)})
-    ]
-
-
 def _treated_otherwise(tiers: list[Tier], pod: Json, found: Ports) -> Iterator[Finding]:
     """Find rules by number that treat callers of the sidecar's port otherwise than those of the model's."""
     named = named_ports(pod)
@@ -156,10 +87,16 @@ def _treated_otherwise(tiers: list[Tier], pod: Json, found: Ports) -> Iterator[F
         if not words:
             continue
         port, other = (found.model, found.data) if rule.covers(found.model, named) else (found.data, found.model)
-        decides, sure = _decides(tiers, rule, port, named)
-        gets_in, surely = _gets_in(tiers, rule, port, other, named)
-        if decides and gets_in == rule.denies:
-            yield _by_number(f"{rule.title} {words}", _patched(rule, found, named), sure=sure and surely)
+        does_decide, sure = decides(tiers, rule, port, named)
+        get_in, surely = gets_in(tiers, rule, port, other, named)
+        if does_decide and get_in and not rule.denies and is_let_in_before(tiers, rule, other, named):
+            words = (
+                f"leaves port {found.model} to later policies and not {found.data}, at which the sidecar is: callers "
+                "that those keep out would get in"
+            )
+        elif not does_decide or get_in != rule.denies:
+            continue
+        yield _by_number(f"{rule.title} {words}", _patched(rule, found, named), sure=sure and surely)
 
 
 def _differs(rule: Rule, found: Ports, named: dict[str, int]) -> str:
@@ -203,60 +140,6 @@ def _patched(rule: Rule, found: Ports, named: dict[str, int]) -> str:
     return f"change {rule.title} so that it does not deny port {found.data}"
 
 
-def _decides(tiers: list[Tier], rule: Rule, port: int, named: dict[str, int]) -> tuple[bool, bool]:
-    """Return whether a rule decides on callers that it is for, of a port that it is for, and whether that is sure."""
-    for tier in tiers:
-        goes_on = tier.place == rule.tier
-        for each in tier.rules:
-            if each is rule:
-                return True, rule.certain
-            if not each.covers(port, named):
-                continue
-            # By a pass some callers come to the tier of the rule; of others it says nothing.
-            goes_on = goes_on or each.passes
-            if each.certain and each.includes(rule):
-                if each.passes:
-                    break
-                return False, True
-        else:
-            if tier.closing and not goes_on:
-                return False, True
-    return False, True
-
-
-def _gets_in(tiers: list[Tier], rule: Rule, port: int, other: int, named: dict[str, int]) -> tuple[bool, bool]:
-    """Return whether callers that a rule is for, of a port that it is for, get to the other one, and whether surely.
-
-    Those that it keeps out of the first get in as soon as another rule admits some of them; those that it lets in are
-    to get in there as well, all of them.
-    """
-    sure, some = True, False
-    for tier in tiers:
-        goes_on = False
-        for each in tier.rules:
-            if each is rule:
-                continue
-            covers = each.covers(other, named)
-            if rule.denies and not each.denies:
-                # One that admits the model's port admits the sidecar's, too, as soon as it is put right.
-                covers = covers or each.covers(port, named)
-                some = some or covers
-            if not covers or not each.includes(rule):
-                goes_on = goes_on or (covers and each.passes and tier.place < rule.tier)
-            elif not each.certain:
-                sure = False
-            elif each.passes:
-                break
-            else:
-                return not each.denies, sure
-        else:
-            if (tier.closing or tier.perhaps) and not goes_on:
-                return some, sure and bool(tier.closing)
-        if rule.passes and rule.tier == tier.place:
-            return True, sure  # what comes then is the same for both
-    return True, sure
-
-
 def _by_number(message: str, fix: str, *, sure: bool = True) -> Finding:
     if sure:
         return Finding(Code.NETWORK_POLICY_BY_NUMBER, Effect.BREAKS, message, fix)
@@ -276,9 +159,13 @@ def _closed_to_all(subject: Subject, pod: Json, found: Ports, near: Around) -> I
     metadata = pod["metadata"]
     labels = {key: value for key, value in (metadata.get("labels") or {}).items() if key != INJECTED}
     before = {**pod, "metadata": {**metadata, "labels": labels}}
-    own, now, named = next(kubernetes.selecting(subject, pod, near), None), _tiers(subject, pod, near), named_ports(pod)
+    own, now, named = (
+        next(kubernetes.selecting(subject, pod, near), None),
+        tiers_of(subject, pod, near),
+        named_ports(pod),
+    )
     admitted = any(not rule.denies and rule.covers(found.data, named) for tier in now for rule in tier.rules)
-    closed = any(tier.closing or tier.perhaps for tier in _tiers(subject, before, near))
+    closed = any(tier.closing or tier.perhaps for tier in tiers_of(subject, before, near))
     if own is None or closed or admitted:
         return
     name = own["metadata"]["name"]

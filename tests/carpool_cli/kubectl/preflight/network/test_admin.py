@@ -78,7 +78,10 @@ def test_a_policy_is_compared_by_number(of, rules, breaks):
     [
         ([rule("Pass", 9000)], False),
         ([rule("Pass", 9000), rule("Deny", 9000, 14080)], True),
+        ([rule("Pass", 9000), rule("Deny", 9000, 14080, peer=FRONT)], True),
+        ([rule("Pass", 9000, peer=FRONT), rule("Deny", 9000, 14080, peer=WEB)], False),
         ([rule("Pass", 9000, 14080), rule("Deny", 9000)], False),
+        ([rule("Pass", 9000), rule("Allow")], False),
     ],
 )
 def test_what_is_passed_on_is_compared_with_what_is_refused_then(rules, breaks):
@@ -124,6 +127,23 @@ def test_a_policy_is_for_the_pods_that_it_selects(subject, selects):
 def test_it_decides_before_the_namespace_s_own_policies(rules, policies, breaks):
     near = around(policies=policies, admin=[policy(rule("Allow", 14090), *rules)])
     assert codes(near) == [BREAKS] * breaks
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        ([rule("Pass", 9000), rule("Allow")], True),
+        ([rule("Pass", 9000), rule("Allow", peer=FRONT)], True),
+        ([rule("Pass", 9000, 14080), rule("Allow")], False),
+        ([rule("Pass", 9000), rule("Pass", 14080), rule("Allow")], False),
+    ],
+)
+def test_what_is_passed_on_may_be_refused_then(rules, told):
+    """By the namespace's own policy, which the rule behind keeps from being asked about the sidecar's port."""
+    found = all_of(around(policies=[admits("http")], admin=[policy(*rules)]))
+    assert [(each.code, "leaves port 9000 to later policies" in each.message) for each in found] == [
+        (BREAKS, True)
+    ] * told
 
 
 def test_the_baseline_is_for_pods_that_no_policy_selects():
