@@ -168,7 +168,8 @@ def sidecar_config(inject: Inject, settings: Settings, drain_key: str, *, asks: 
     """
     # Half of the memory for bodies; the rest is the process and its tuner.
     held = Quantity(inject.resources.memory // 2)
-    upstream: Json = {"url": f"http://127.0.0.1:{inject.port}", "maxConnections": 4096, **asks}
+    # By either family: uvicorn with --host :: listens on IPv6 alone, as on a cluster that has nothing else.
+    upstream: Json = {"url": f"http://localhost:{inject.port}", "maxConnections": 4096, **asks}
     config: Json = {
         # Of IPv4 and of IPv6: a pod may have either, or both.
         "listen": f"*:{inject.data_port}",

@@ -41,7 +41,8 @@ class Upstream(Camel, frozen=True):
     """
 
     url: str
-    """`http://host:port` or `unix:/path`, without a path behind it."""
+    """`http://host:port` or `unix:/path`, without a path behind it. `localhost` is 127.0.0.1, and ::1 where that
+    refuses connections."""
     timeout: Duration | None = None
     """Silence after which a call has failed, with 504. Unset: 1 min for inference and probes, 10 min for all else: a
     whole answer of a language model comes when its last token is there. Also the longest wait for a free connection:
