@@ -474,7 +474,6 @@ def test_a_sidecar_that_can_t_be_pulled_keeps_no_pod_from_starting(api, helm, na
     """An injector waits for the image, and without one pods start as they are."""
     team = "team-c"
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": team}})
-    without_pods(api)
     helm("install", "carpool", CHART, values={"sidecar": {"image": {"repository": "mistyped"}}})
     injectors = "app.kubernetes.io/component=injector"
     try:
@@ -482,7 +481,7 @@ def test_a_sidecar_that_can_t_be_pulled_keeps_no_pod_from_starting(api, helm, na
         api.apply(*carpool.model("resnet", replicas=1, **{"carpool.dev/slo-p99": "300ms"}), namespace=team)
         (pod,) = api.until("pods", team, lambda pods: pods and all(map(is_ready, pods)), timeout=120)
         assert "initContainers" not in pod["spec"]
-        helm("upgrade", "carpool", CHART, "--wait")
+        helm("upgrade", "carpool", CHART, "--wait", values={"sidecar": {"image": {"repository": "carpool-sidecar"}}})
         carpool.until_injecting(api)
     finally:
         helm("uninstall", "carpool")
