@@ -9,15 +9,18 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from carpool.policy.plain import PolicyError
 from carpool_sidecar.admin.signing import Authority
 from carpool_sidecar.config import itself
 from carpool_sidecar.config.descriptors import raise_limit
-from carpool_sidecar.config.settings import SidecarConfig, is_address, parse
+from carpool_sidecar.config.settings import SidecarConfig, is_address, parse, parse_injected
 from carpool_sidecar.logs import set_up
 from carpool_sidecar.sidecar import Sidecar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 OK, WRONG_CONFIG, CANNOT_START, CUT_SHORT = 0, 2, 3, 4
 """Exit codes: drained; the configuration is wrong, or a file that it names is not there; a port or the jobs' database
@@ -32,6 +35,8 @@ example (sidecar.yaml):
 
 From an environment variable, as in a pod: carpool-sidecar --config-env CARPOOL_CONFIG. With `publicKey` and `target`
 in it, changes signed by an operator are taken from `PUT /v1/config` on the admin port and from the directory `changes`.
+Fields that this version does not know are ignored there, and reported in the log: an injector may be newer. In files,
+and with --check, they are errors.
 
 The file is watched: a new version takes effect within seconds, an invalid one changes nothing and is reported in the
 log, in /v1/config on the admin port and in the metric carpool_config_rejected_total.
@@ -70,12 +75,13 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("name a configuration: --config FILE or --config-env NAME")
     where = options.config or f"${options.config_env}"
     try:
-        config = from_environment(options.config_env) if options.config is None else load(options.config)
+        text = from_environment(options.config_env) if options.config is None else load(options.config)
         if options.check:
-            check(config, listen=options.listen, admin=options.admin)
+            check(parse(text), listen=options.listen, admin=options.admin)
             sys.stdout.write(f"{where}: OK\n")
             return OK
-        return run(config, options.config, listen=options.listen, admin=options.admin)
+        config, ignored = parse_injected(text) if options.config is None else (parse(text), ())
+        return run(config, options.config, listen=options.listen, admin=options.admin, ignored=ignored)
     except PolicyError as error:
         sys.stderr.write(f"{where}: {error}\n")
         return WRONG_CONFIG
@@ -101,43 +107,53 @@ def _address(text: str) -> str:
     return text
 
 
-def load(path: Path) -> SidecarConfig:
-    """Read and validate a file.
+def load(path: Path) -> str:
+    """Read a file.
 
-    Raises ``PolicyError`` naming the field, or why it can't be read.
+    Raises ``PolicyError`` saying why it can't be read.
     """
     try:
-        text = path.read_text("utf-8")
+        return path.read_text("utf-8")
     except OSError as error:
         raise PolicyError("config", f"{error.strerror}: name a file with --config") from None
     except UnicodeDecodeError as error:
         raise PolicyError("config", f"not UTF-8: {error}") from None
-    return parse(text)
 
 
-def from_environment(name: str) -> SidecarConfig:
-    """Read and validate what an environment variable holds.
+def from_environment(name: str) -> str:
+    """Return what an environment variable holds.
 
-    Raises ``PolicyError`` naming the field.
+    Raises ``PolicyError`` where there is none.
     """
     text = os.environ.get(name)
     if text is None:
         raise PolicyError("config", "there is no such environment variable: set it to a configuration, JSON or YAML")
-    return parse(text)
+    return text
 
 
 def run(
-    config: SidecarConfig, path: Path | None = None, *, listen: str | None = None, admin: str | None = None
+    config: SidecarConfig,
+    path: Path | None = None,
+    *,
+    listen: str | None = None,
+    admin: str | None = None,
+    ignored: Sequence[str] = (),
 ) -> NoReturn:
     """Serve until a signal, then end the process with its exit code.
 
-    ``path``: the file to watch. Sets the logs up and handles signals: for a process of its own. Inside another program,
-    use ``Sidecar``. Raises ``PolicyError`` or ``OSError`` where it can't start.
+    ``path``: the file to watch. ``ignored``: fields of the configuration that this version does not know. Sets the logs
+    up and handles signals: for a process of its own. Inside another program, use ``Sidecar``. Raises ``PolicyError`` or
+    ``OSError`` where it can't start.
     """
     import uvloop  # noqa: PLC0415 - so that the configuration can be checked where it is not installed
 
     key = _key(config)
     set_up(config.log)
+    if ignored:
+        logging.getLogger("carpool").error(
+            "fields of the configuration are ignored: this sidecar is older than what wrote them; use its version",
+            extra={"fields": ", ".join(ignored)},
+        )
     raise_limit()
     uvloop.run(_serve(config, path, key, listen=listen, admin=admin))
 

@@ -178,6 +178,20 @@ async def test_what_is_configured_by_the_environment_serves(world, launch, monke
     assert (await admin.get(b"/v1/config")).json["error"] is None
 
 
+async def test_fields_of_a_newer_injector_are_ignored_and_named(world, monkeypatch, capsys):
+    """A sidecar that refused them would hold up its pod for ever, where somebody pinned its image."""
+    newer = json.loads(world.config()) | {"later": 1}
+    monkeypatch.setenv("CARPOOL_CONFIG", json.dumps(newer))
+    assert main(["--config-env", "CARPOOL_CONFIG", "--check"]) == WRONG_CONFIG
+    assert "unknown field `later`" in capsys.readouterr().err
+    command = (*COMMAND, "--config-env", "CARPOOL_CONFIG")
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    first, second = [json.loads(await process.stderr.readline()) for _ in range(2)]
+    process.kill()
+    await process.communicate()
+    assert (first["level"], first["fields"], second["event"]) == ("error", "later", "listening")
+
+
 @pytest.fixture
 def world_config():
     return json.dumps(

@@ -134,6 +134,26 @@ def test_everything_is_set_where_it_belongs(helm):
     assert of(objects, "ConfigMap", "carpool-extra-of-carpool")
 
 
+@pytest.mark.parametrize("digest", ["", "sha256:" + "ab" * 32])
+def test_an_injector_starts_once_the_sidecar_s_image_does(helm, digest):
+    """Else pods would get a sidecar that keeps them from starting."""
+    image = {"repository": "registry.example.com/sidecar", "tag": "7", "digest": digest, "pullPolicy": "Always"}
+    sidecar = {"image": image, "imagePullSecrets": ["team", "registry"]}
+    values = {"sidecar": sidecar, "imagePullSecrets": [{"name": "registry"}]}
+    found = {name: spec for name, _, spec in pods(helm.render(values))}
+    spec = found["carpool-injector"]
+    (check,) = spec["initContainers"]
+    (argument,) = [each for each in spec["containers"][0]["args"] if each.startswith("--sidecar-image=")]
+    assert check["image"] == argument.partition("=")[2]
+    assert (check["args"], check["imagePullPolicy"]) == (["--version"], "Always")
+    assert check["securityContext"] == spec["containers"][0]["securityContext"]
+    assert spec["imagePullSecrets"] == [{"name": "registry"}, {"name": "team"}]
+    assert found["carpool-operator"]["imagePullSecrets"] == [{"name": "registry"}]
+    assert "initContainers" not in found["carpool-operator"]
+    unchecked = {name: spec for name, _, spec in pods(helm.render({"sidecar": {"checkImage": False}}))}
+    assert "initContainers" not in unchecked["carpool-injector"]
+
+
 def test_the_commands_take_their_arguments(objects):
     parsers = {"carpool-operator": operator_parser(), "carpool-injector": injector_parser()}
     for name, _, spec in pods(objects):

@@ -470,6 +470,33 @@ def test_helm_s_test_says_what_is_wrong(api, cluster, helm, namespaces):
         helm("uninstall", "carpool")
 
 
+def test_a_sidecar_that_can_t_be_pulled_keeps_no_pod_from_starting(api, helm, namespaces):
+    """An injector waits for the image, and without one pods start as they are."""
+    team = "team-c"
+    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": team}})
+    helm("install", "carpool", CHART, values={"sidecar": {"image": {"repository": "mistyped"}}})
+    injectors = "app.kubernetes.io/component=injector"
+    try:
+        api.until("pods", HOME, lambda pods: pods and all(map(waits_for_image, pods)), labels=injectors, timeout=120)
+        api.apply(*carpool.model("resnet", replicas=1, **{"carpool.dev/slo-p99": "300ms"}), namespace=team)
+        (pod,) = api.until("pods", team, lambda pods: pods and all(map(is_ready, pods)), timeout=120)
+        assert "initContainers" not in pod["spec"]
+        helm("upgrade", "carpool", CHART, "--wait", values={"sidecar": {"image": {"repository": "carpool-sidecar"}}})
+        carpool.until_injecting(api)
+    finally:
+        helm("uninstall", "carpool")
+        api.delete("namespaces", team)
+
+
+def waits_for_image(pod):
+    states = [each["state"].get("waiting", {}) for each in pod.get("status", {}).get("initContainerStatuses", ())]
+    return any(each.get("reason") in {"ErrImagePull", "ImagePullBackOff"} for each in states)
+
+
+def is_ready(pod):
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ()))
+
+
 def test_cert_manager_s_certificate_is_served(api, cluster, helm, namespaces, foreign):
     """Its part is played here: a Secret, and the authority in the webhook's configuration."""
     helm("install", "carpool", CHART, values={"certificates": {"source": "CertManager"}})

@@ -306,11 +306,14 @@ def test_a_namespace_that_is_left_alone(installed, namespace, codes):
 
 def crd_of(group, kind, *, namespaced=True, version="v1"):
     """One that takes anything: the plugins themselves don't run here, and their schemas are not the question."""
-    plural = kind.lower().removesuffix("y") + "ies"
+    plural = f"{kind.lower()}s" if kind == "Tier" else kind.lower().removesuffix("y") + "ies"
     anything = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
+        # The API server asks for the annotation where a group is Kubernetes' own.
+        "metadata": {
+            "name": f"{plural}.{group}", "annotations": {"api-approved.kubernetes.io": "unapproved, test-only"},
+        },
         "spec": {
             "group": group, "scope": "Namespaced" if namespaced else "Cluster",
             "names": {"plural": plural, "kind": kind, "listKind": f"{kind}List", "singular": kind.lower()},
@@ -348,6 +351,55 @@ def test_policies_of_network_plugins(installed, cluster, namespace, codes, fixed
         installed.apply(model(), namespace=namespace)
         policy = {"apiVersion": api_version, "kind": kinds[0], "metadata": {"name": "web"}, "spec": spec}
         cluster.run("kubectl", "-n", namespace, "apply", "-f", "-", text=json.dumps(policy))
+
+        code, found = codes()
+
+        assert (code, found.keys()) == (3, {"NetworkPolicyByNumber"})
+        fixed(found["NetworkPolicyByNumber"])
+        assert codes() == (0, {})
+    finally:
+        for crd in crds:
+            installed.delete("customresourcedefinitions", crd["metadata"]["name"])
+
+
+NUMBER = {"portNumber": {"protocol": "TCP", "port": 9000}}
+OF_ADMINISTRATORS = {
+    "policy.networking.k8s.io/v1alpha1": (
+        ("AdminNetworkPolicy", "BaselineAdminNetworkPolicy"),
+        {"priority": 10, "ingress": [{"action": "Deny", "from": [{"namespaces": {}}], "ports": [NUMBER]}]},
+    ),
+    "projectcalico.org/v3": (
+        ("GlobalNetworkPolicy", "Tier"),
+        {
+            "tier": "security", "selector": "app == 'web'",
+            "ingress": [{"action": "Pass", "protocol": "TCP", "destination": {"ports": [9000, 14090]}}],
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("api_version", OF_ADMINISTRATORS)
+def test_policies_of_the_cluster_s_administrators(installed, cluster, namespace, codes, fixed, api_version):
+    group, _, version = api_version.partition("/")
+    kinds, spec = OF_ADMINISTRATORS[api_version]
+    crds = [crd_of(group, kind, namespaced=False, version=version) for kind in kinds]
+    for crd in crds:
+        installed.apply(crd)
+        installed.until_served(crd["metadata"]["name"])
+
+    def make(kind, name, spec):
+        made = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+        cluster.run("kubectl", "apply", "-f", "-", text=json.dumps(made))
+
+    try:
+        installed.apply(model(), service(), admits("http", 14090), namespace=namespace)
+        assert codes() == (0, {})
+        here = {"namespaces": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+        make(kinds[0], "web", {**spec, "subject": here})
+        if kinds[1] == "Tier":
+            code, found = codes()
+            assert (code, found.keys()) == (0, {"NotLookedAt"})
+            make("Tier", "security", {"order": 100})
 
         code, found = codes()
 

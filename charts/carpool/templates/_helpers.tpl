@@ -97,7 +97,13 @@ spec:
 serviceAccountName: carpool-{{ .component }}
 automountServiceAccountToken: true
 enableServiceLinks: false
-{{- with .root.Values.imagePullSecrets }}
+{{- $secrets := .root.Values.imagePullSecrets }}
+{{- if eq .component "injector" }}
+{{- range .root.Values.sidecar.imagePullSecrets }}
+{{- $secrets = append $secrets (dict "name" .) | uniq }}
+{{- end }}
+{{- end }}
+{{- with $secrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -144,8 +150,9 @@ tolerations:
 
 {{/* What a component's container is but for its name, command, ports and probes. Of: root, values. */}}
 {{- define "carpool.container" -}}
-image: {{ include "carpool.image" (dict "root" .root "image" .root.Values.image) }}
-imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+{{- $image := .image | default .root.Values.image -}}
+image: {{ include "carpool.image" (dict "root" .root "image" $image) }}
+imagePullPolicy: {{ $image.pullPolicy }}
 securityContext:
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true

@@ -33,7 +33,7 @@ FOR_EVER = Duration(30 * 86400.0)
 """A probe may bear failures for centuries, and no duration is written so."""
 
 ASK_TIMEOUT = 5
-"""Seconds that a sidecar waits for an answer of the model's to a question of its own."""
+"""Seconds that a sidecar waits for an answer of the model's to a question of its own, unless it is told otherwise."""
 
 LAME = 5
 """Seconds that a sidecar goes on accepting, unready, while load balancers catch up."""
@@ -54,7 +54,7 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
     spec = pod["spec"]
     model = next(each for each in spec["containers"] if each["name"] == inject.container)
     notes = list(inject.notes)
-    ready = _readiness_path(spec, model, inject)
+    asks = _asks(spec, model, inject)
     # 1. Who calls the model's port by name, or from outside the pod, gets the sidecar; of a captured one, everybody
     if not inject.capture:
         name = None if inject.declared is None else _hand_over(model, inject.declared, inject.data_port)
@@ -72,8 +72,7 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
         notes.append(Note.GRACE_RAISED)
         grace = spec["terminationGracePeriodSeconds"] = MIN_GRACE
     # 4. The sidecar, last: it starts after what initializes the pod, and costs that no resources
-    patience = _patience(model["readinessProbe"]) if model.get("readinessProbe") else None
-    config = sidecar_config(inject, settings, drain_key, ready=ready, patience=patience, limit=grace - TO_END)
+    config = sidecar_config(inject, settings, drain_key, asks=asks, limit=grace - TO_END)
     sidecar = _container(inject, settings, config)
     if spec.get("resources"):
         spec["resources"] = raised(spec["resources"], inject.resources)
@@ -161,22 +160,16 @@ def skipped(pod: Json, why: str) -> Json:
     return pod
 
 
-def sidecar_config(
-    inject: Inject, settings: Settings, drain_key: str, *, ready: str | None, patience: Duration | None, limit: int
-) -> Json:
+def sidecar_config(inject: Inject, settings: Settings, drain_key: str, *, asks: Json, limit: int) -> Json:
     """Return a sidecar's configuration, as its file has it.
 
-    ``ready``: path that says whether the model can serve, where its probe has one; ``patience``: for how long its
-    probe, of any kind, bears that it can't; None where it has none. ``limit``: seconds that a drain may take. Under an
-    operator it promises nothing and passes all through until a document comes.
+    ``asks``: how it asks whether the model can serve; ``limit``: seconds that a drain may take. Under an operator it
+    promises nothing and passes all through until a document comes.
     """
     # Half of the memory for bodies; the rest is the process and its tuner.
     held = Quantity(inject.resources.memory // 2)
-    upstream: Json = {"url": f"http://127.0.0.1:{inject.port}", "maxConnections": 4096}
-    if ready is not None:
-        upstream["ready"] = ready
-    if patience is not None:
-        upstream["patience"] = str(patience)
+    # By either family: uvicorn with --host :: listens on IPv6 alone, as on a cluster that has nothing else.
+    upstream: Json = {"url": f"http://localhost:{inject.port}", "maxConnections": 4096, **asks}
     config: Json = {
         # Of IPv4 and of IPv6: a pod may have either, or both.
         "listen": f"*:{inject.data_port}",
@@ -223,30 +216,35 @@ def _hand_over(model: Json, declared: int, data_port: int) -> str | None:
     return name
 
 
-def _readiness_path(spec: Json, model: Json, inject: Inject) -> str | None:
-    """Return the path by which the model's own probe asks whether it can serve, where a plain GET is all it does.
+def _asks(spec: Json, model: Json, inject: Inject) -> Json:
+    """Return how a sidecar asks whether the model can serve, as ``upstream`` has it: as its own probe asks.
 
-    There is none where that probe waits for an answer longer than the sidecar does: the pod might never be ready.
+    What that tolerates for seconds, such as a model that loads another version, would take all replicas out at once.
+    With an answer that takes longer than a sidecar waits, the pod would never be ready: SGLang's ``/health_generate``
+    generates. One at a time, probes with a period of 10 s and a timeout of 20 s fail for the third time after 60 s.
     """
-    probe = model.get("readinessProbe") or {}
+    probe = model.get("readinessProbe")
+    if not probe:
+        return {}
+    timeout = probe.get("timeoutSeconds") or 1
+    each = max(probe.get("periodSeconds") or 10, timeout)
+    asks: Json = {"patience": str(min(Duration(each * (probe.get("failureThreshold") or 3)), FOR_EVER))}
+    if timeout > ASK_TIMEOUT:
+        asks["askTimeout"] = str(min(Duration(timeout), FOR_EVER))
+    path = _readiness_path(spec, probe, model, inject)
+    return asks if path is None else {"ready": path, **asks}
+
+
+def _readiness_path(spec: Json, probe: Json, model: Json, inject: Inject) -> str | None:
+    """Return the path by which the model's own probe asks, where a plain GET is all it does."""
     handler = original_probe(spec, inject.container, probe.get("httpGet") or {})
     name = None if inject.declared is None else model["ports"][inject.declared].get("name")
     plain = handler.get("port") in {inject.port, name} and not handler.get("host") and not handler.get("httpHeaders")
-    if not handler or not plain or (probe.get("timeoutSeconds") or 1) > ASK_TIMEOUT:
+    if not handler or not plain:
         return None
     # As the kubelet asks: with a slash before it, without a fragment, and with what no URL may have escaped.
     path, _, _ = str(handler.get("path") or "").removeprefix("/").partition("#")
     return "/" + quote(path, safe="%/?:@!$&'()*+,;=-._~[]")
-
-
-def _patience(probe: Json) -> Duration:
-    """Return how long the pod stays ready by the model's own readiness probe, while that fails.
-
-    What that tolerates for seconds, such as a model that loads another version, would take all replicas out at once.
-    Probes don't overlap: with a period of 10 s and a timeout of 20 s, three that time out take 60 s.
-    """
-    each = max(probe.get("periodSeconds") or 10, probe.get("timeoutSeconds") or 1)
-    return min(Duration(each * (probe.get("failureThreshold") or 3)), FOR_EVER)
 
 
 def _container(inject: Inject, settings: Settings, config: Json) -> Json:

@@ -46,6 +46,8 @@ class Learned:
         """Whether what it runs was chosen: its name in a document says so, and first calls end with that."""
         self.replaced: set[str] = set()
         """UIDs of the pods that said that this became another model, since the last time that was believed."""
+        self._led_to: Parameters | None = None
+        """What first calls led to on most pods but canaries, when last seen."""
         self._policy = policy
         self._model = model
         self._since = now
@@ -86,6 +88,18 @@ class Learned:
         self.tuner.adopt(parameters)
         self.parameters = self.tuner.parameters
 
+    def go_back(self, rejected: Parameters | None = None) -> None:
+        """Go on from what all pods but canaries ran, after a trial that failed; ``rejected``: for what was tried.
+
+        While nobody had decided, that is what first calls led to, and the baseline never ran.
+        """
+        ran = self.parameters if self.decided or self._led_to is None else self._led_to
+        if rejected is None:
+            self.tuner.adopt(ran)
+        else:
+            self.tuner.rejected(rejected, ran)
+        self.parameters = self.tuner.parameters
+
     def has_measured(self, parameters: Parameters, beyond: int) -> bool:
         """Whether it is known what batches take under parameters that were explored: ones larger than ``beyond``."""
         service, most = self.tuner.belief.service, parameters.max_batch
@@ -121,6 +135,7 @@ class Learned:
         self.promise.observe(now, total.stats.hits, total.stats.missed)
         if total.in_force is not None and self._policy.tuning.mode is not TuningMode.APPLY:
             self.tuner.adopt(total.in_force)
+        self._led_to = total.in_force
         refine = not hurried or now - self._refined_at >= SELDOM
         if refine:
             self._refined_at = now

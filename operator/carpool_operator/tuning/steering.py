@@ -416,12 +416,13 @@ class Steering:
 
     def _reject(self, now: float, trial: Trial, reason: str, message: str) -> None:
         learned = self.models[trial.model]
-        learned.tuner.rejected(trial.parameters, learned.parameters)
+        learned.go_back(trial.parameters)
         self._patience.failed(now)
         self._call_back()
         self._happened("RolledBack", trial.model, reason, message, learned)
 
     def _return(self, now: float, trial: Trial, message: str) -> None:
+        self.models[trial.model].go_back()
         self._patience.failed(now)
         self._call_back()
         self._happened("RolledBack", trial.model, "CanaryReturned", message, self.models[trial.model])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend
 
 INTERVAL = 1.0
-"""Seconds between two looks; the first ones, while the model loads, are no closer."""
+"""Seconds between two looks, or as many as the first of them took; while the model loads, they are no closer."""
 
 AGAIN = 30.0
 """Seconds between two questions of V2 to a server that does not speak it: the question may run its model."""
@@ -76,8 +76,10 @@ class Health:
     async def run(self) -> None:
         """Look at the model until cancelled."""
         while True:
+            began = self._clock()
             self.observe(await self.look())
-            await asyncio.sleep(INTERVAL)
+            # An answer that takes seconds is work: the model has at most half of its time to do it.
+            await asyncio.sleep(max(INTERVAL, self._clock() - began))
 
     async def look(self) -> Document:
         """Ask whether the model is ready; of a server that does not speak V2, only whether it is there."""

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.timing import Turns
     from carpool_sidecar.protocols.models import Axis
 
-ASK_TIMEOUT = 5.0
-"""Seconds that a question about the server or a model may take."""
-
 PROBES = 16
 """Connections for callers' questions about health and models; their answers are short."""
 QUESTIONS = 2
@@ -64,6 +61,7 @@ class UpstreamBackend:
         host, port, path = config.address
         limits = ClientLimits(max_body_bytes=max_answer)
         self._timeout, self._patience = config.silence(), config.silence(forwarded=True)
+        self._ask_timeout = float(config.ask_timeout)
 
         def pool(most: int, setting: str) -> Pool:
             return Pool(
@@ -165,7 +163,7 @@ class UpstreamBackend:
         ]
         question = _Question()
         head = encode_request_head(b"GET", target, headers)
-        call = self._questions.send(head, b"", question, timeout=ASK_TIMEOUT)
+        call = self._questions.send(head, b"", question, timeout=self._ask_timeout)
         try:
             return await question.answer
         finally:
@@ -174,7 +172,7 @@ class UpstreamBackend:
     async def connect(self) -> Document:
         """Open a connection, and close it."""
         try:
-            link = await self._questions.tunnel(patience=ASK_TIMEOUT)
+            link = await self._questions.tunnel(patience=self._ask_timeout)
         except UpstreamError as error:
             return Document(0, reachable=error.kind != "refused")
         link.close()

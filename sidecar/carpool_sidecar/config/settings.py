@@ -14,6 +14,7 @@ from carpool.policy.durations import Duration, Quantity
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import Camel, PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy, PassThroughMode, TuningMode
+from carpool_sidecar.config.newer import without_unknown
 from carpool_sidecar.protocols.limits import Limits
 
 MAPPINGS = {"upstream": "url", "onnx": "path", "llm": "path"}
@@ -40,7 +41,8 @@ class Upstream(Camel, frozen=True):
     """
 
     url: str
-    """`http://host:port` or `unix:/path`, without a path behind it."""
+    """`http://host:port` or `unix:/path`, without a path behind it. `localhost` is 127.0.0.1, and ::1 where that
+    refuses connections."""
     timeout: Duration | None = None
     """Silence after which a call has failed, with 504. Unset: 1 min for inference and probes, 10 min for all else: a
     whole answer of a language model comes when its last token is there. Also the longest wait for a free connection:
@@ -57,6 +59,8 @@ class Upstream(Camel, frozen=True):
     """Path that says whether the model can serve: by 200 to 399, as for a kubelet. A 401, 403, 404, 405 or 501, or an
     answer that is no HTTP/1.1, or a connection that it closes, counts as ready: it accepts connections. Unset:
     `/v2/health/ready`, which a server need not know."""
+    ask_timeout: Duration = Duration(5.0)
+    """For the answer to a question of the sidecar's own: that path, the metadata of models, an engine's `/metrics`."""
     patience: Duration = Duration(0.0)
     """For how long a model that was ready may answer that path with other codes, or not answer, before the sidecar
     reports unready. One that refuses connections is unready at once."""
@@ -324,12 +328,24 @@ def parse(text: str) -> SidecarConfig:
     return read(text).validate()
 
 
+def parse_injected(text: str) -> tuple[SidecarConfig, list[str]]:
+    """Read what an injector wrote, of a newer version maybe; return the fields that this one ignores, too.
+
+    Refused, they would be a pod that never starts, where somebody pinned the sidecar's image. Raises ``PolicyError``.
+    """
+    plain, ignored = without_unknown(_plain(text), SidecarConfig)
+    return _made(plain).validate(), ignored
+
+
 def read(text: str) -> SidecarConfig:
     """Read a file's content without judging the whole: what runs it may have more to say.
 
     Raises ``PolicyError`` naming the field, or the line where it is no YAML.
     """
-    plain = _plain(text)
+    return _made(_plain(text))
+
+
+def _made(plain: Any) -> SidecarConfig:  # noqa: ANN401 - whatever the file holds
     try:
         return from_plain(plain, SidecarConfig, what="config")
     except PolicyError as error:

@@ -277,6 +277,8 @@ class Pool:
             async with asyncio.timeout(self._connect_timeout):
                 if self._path is not None:
                     await self._loop.create_unix_connection(made, sock=unix_socket(self._path))
+                elif self._host == "localhost":
+                    await self._connect_here(made)
                 else:
                     await self._loop.create_connection(made, self._host, self._port)
         except TimeoutError:
@@ -284,6 +286,19 @@ class Pool:
         except OSError as error:
             return "refused", f"no connection to the upstream: {error}"
         return None
+
+    async def _connect_here(self, made: Callable[[], Upstream]) -> None:
+        """Connect to this machine, by either family: a server at ``::`` need not listen on IPv4.
+
+        Without a resolver, which takes a thread for each connection.
+        """
+        try:
+            await self._loop.create_connection(made, "127.0.0.1", self._port)
+        except OSError as error:
+            try:
+                await self._loop.create_connection(made, "::1", self._port)
+            except OSError:
+                raise error from None
 
     def _expire(self, now: float) -> bool:
         for link in tuple(self._open):

@@ -253,7 +253,7 @@ def test_what_has_no_template_of_its_own_is_left_alone(inject):
 
 def test_a_pod_by_itself(inject):
     pod = "kind: Pod\nmetadata: {name: alone}\nspec:\n  containers: [{name: a, ports: [{containerPort: 1}]}]\n"
-    assert config(yaml.safe_load(inject(pod, "--slo-p99", "50ms").stdout)).upstream.url == "http://127.0.0.1:1"
+    assert config(yaml.safe_load(inject(pod, "--slo-p99", "50ms").stdout)).upstream.url == "http://localhost:1"
     assert "UnknownOwner" in inject(pod, "--public-key", KEY, "-n", "models").stderr
 
 

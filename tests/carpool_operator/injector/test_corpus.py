@@ -51,7 +51,7 @@ def test_a_sidecar_stands_where_it_should(case):
     for place in case.expect.get("has", []):
         assert at(answer.changed, place["at"]) == place["is"]
     config = config_of(answer.changed)
-    assert parse(json.dumps(config)).upstream.url == f"http://127.0.0.1:{status['port']}"
+    assert parse(json.dumps(config)).upstream.url == f"http://localhost:{status['port']}"
     for part, values in case.expect.get("config", {}).items():
         assert {**config[part], **values} == config[part]
 

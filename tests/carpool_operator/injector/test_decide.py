@@ -11,8 +11,7 @@ from carpool_operator.injector.patch import ASK_TIMEOUT, patch, unpatch
 from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skip
 from carpool_operator.injector.resources import Resources
 from carpool_operator.injector.room import Surroundings
-from carpool_sidecar.backends import upstream
-from carpool_sidecar.config.settings import parse
+from carpool_sidecar.config.settings import Upstream, parse
 
 MI = 2**20
 
@@ -219,13 +218,22 @@ def test_the_readiness_path_is_as_the_kubelet_asks_for_it(path, ready):
     assert parse(config).upstream.ready == ready
 
 
-@pytest.mark.parametrize(("timeout", "ready"), [(None, "/slow"), (ASK_TIMEOUT, "/slow"), (ASK_TIMEOUT + 1, None)])
-def test_a_readiness_path_that_may_take_longer_than_the_sidecar_waits_is_not_named(timeout, ready):
-    """Each question would time out, and the pod would never be ready: SGLang's ``/health_generate`` generates."""
-    given = pod(readinessProbe={"httpGet": {"port": "http", "path": "/slow"}, "timeoutSeconds": timeout})
+@pytest.mark.parametrize(
+    ("probe", "ready"),
+    [
+        ({"httpGet": {"port": "http", "path": "/slow"}}, "/slow"),
+        ({"httpGet": {"port": "http", "path": "/slow", "httpHeaders": [{"name": "a", "value": "b"}]}}, None),
+        ({"exec": {"command": ["curl", "localhost:8080/v2/health/ready"]}}, None),
+    ],
+)
+@pytest.mark.parametrize(("timeout", "seconds"), [(None, 5), (1, 5), (5, 5), (6, 6), (2**31 - 1, 30 * 86400)])
+def test_the_sidecar_waits_for_an_answer_as_long_as_the_model_s_own_probe(probe, ready, timeout, seconds):
+    """Else each question times out, and the pod is never ready: SGLang's ``/health_generate`` generates."""
+    given = pod(readinessProbe={**probe, "timeoutSeconds": timeout})
     patched = patch(given, decide(given, TARGET, SETTINGS), SETTINGS, "0123456789abcdef")
-    assert parse(patched["spec"]["initContainers"][-1]["env"][0]["value"].replace("$$", "$")).upstream.ready == ready
-    assert upstream.ASK_TIMEOUT == ASK_TIMEOUT
+    upstream = parse(patched["spec"]["initContainers"][-1]["env"][0]["value"].replace("$$", "$")).upstream
+    assert (upstream.ready, upstream.ask_timeout) == (ready, seconds)
+    assert Upstream(url="http://127.0.0.1:1").ask_timeout == ASK_TIMEOUT
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,14 @@ def test_recommend_changes_nothing_and_says_what_it_would():
     assert world.status["lastDecision"]["action"] == "Recommended"
 
 
+def while_undecided(each, report, parameters):
+    """Let a pod run what first calls led to, for as long as its document names no model."""
+    if each.change is None or "" in each.change.parameters:
+        return report
+    lanes = {name: replace(lane, parameters=parameters, pass_through=True) for name, lane in report.lanes.items()}
+    return replace(report, lanes=lanes)
+
+
 def runs(world, parameters):
     """Let pods say that their batches are made by ``parameters``, as first calls leave them."""
 
@@ -352,6 +360,27 @@ def test_a_bad_step_stays_with_the_canaries_and_is_taken_back():
     tried = [document.change.parameters[""] for document in world.documents() if document.pods]
     assert 1 <= len(tried) <= 2, "and nothing else is tried before long"
     assert world.status["history"][0]["reason"] == "CanaryRolledBack"
+
+
+@pytest.mark.parametrize("ends", ["rolled back", "gone"])
+def test_after_a_trial_that_failed_all_run_what_first_calls_had_led_to(ends):
+    """The baseline never ran. Named, it would be one call at a time, for a server that answered eight at once."""
+    world = World(pods=4)
+    late_on_canaries(world, 0.1)
+    led_to = Parameters(max_in_flight=8, pass_through=True)
+    for each in world.pods:
+        each.spoil = lambda report, each=each, spoil=each.spoil: while_undecided(each, spoil(report), led_to)
+
+    def lose(_):
+        if ends == "gone" and world.reasons()[-1:] == ["CanaryStarted"]:
+            world.pods[0].pod = replace(world.pods[0].pod, ready=False)
+
+    world.run(1200, 60, every=lose)
+    reason = "CanaryRolledBack" if ends == "rolled back" else "CanaryReturned"
+    assert world.reasons()[1:3] == ["CanaryStarted", reason]
+    assert [parameters for _, parameters in applied(world)][:2] == [Parameters(), led_to]
+    learned = world.controller._steerings[RESNET].models[""]
+    assert learned.tuner.parameters == learned.parameters == world.parameters()
 
 
 def test_a_cliff_that_nothing_foretells_is_left_again():

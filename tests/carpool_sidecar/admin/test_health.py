@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -353,3 +354,24 @@ async def test_hang_ups_at_a_path_that_somebody_named_end_a_failure():
         assert await is_ready(SILENT)
     assert await is_ready(HANGS_UP)
     assert [await is_ready(SILENT) for _ in range(33)] == [True] * 30 + [False] * 3
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("takes", "times"), [(0.25, [0, 1.25, 2.5]), (8.0, [0, 16, 32])])
+async def test_an_answer_that_takes_seconds_is_asked_for_half_of_the_time(takes, times):
+    """SGLang's ``/health_generate`` generates."""
+    server, loop = Server({}, readiness=READY), asyncio.get_running_loop()
+    asked, began = [], loop.time()
+
+    async def ask(_):
+        asked.append(round(loop.time() - began, 3))
+        await asyncio.sleep(takes)
+        return Document(200)
+
+    server.ask = ask
+    health = made(server, loop.time)
+    looking = asyncio.ensure_future(health.run())
+    await asyncio.sleep(times[-1] + 0.1)
+    looking.cancel()
+    assert asked == times
+    assert health.ready

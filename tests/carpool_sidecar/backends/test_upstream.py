@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from carpool.policy.durations import Duration
+from carpool_sidecar.backends.base import Document
 from carpool_sidecar.backends.upstream import PROBES, UpstreamBackend
 from carpool_sidecar.config.settings import Upstream
 from carpool_sidecar.http1.calls import UpstreamError
@@ -48,6 +50,28 @@ async def test_questions_are_answered_while_all_connections_are_taken(world):
     assert (await made.ask(b"/v2/health/ready")).status == 200
     assert (await made.ask(b"/nope")).status == 404
     world.model.held.clear()
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(0.01, 0), (60.0, 200)])
+async def test_a_question_waits_for_its_answer_as_long_as_it_is_told(seconds, status):
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await answers.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        made = at(server.sockets[0].getsockname()[1], ask_timeout=Duration(seconds))
+        question = asyncio.ensure_future(made.ask(b"/v2/health/ready"))
+        await asked.wait()
+        if status:
+            answers.set()
+        assert await question == Document(status)
+        answers.set()
+        await made.close()
 
 
 async def test_nobody_there_and_nobody_answering_are_told_apart(world, monkeypatch):

@@ -261,8 +261,31 @@ async def test_a_reset_does_not_complete_an_answer_that_ends_with_the_connection
     assert receiver.events[-1] == ("failed", "reset", True)
 
 
-async def test_refused(kit):
-    pool = Pool("127.0.0.1", 1)
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::"])
+async def test_a_server_on_this_machine_is_found_by_either_family(kit, address):
+    """``asyncio`` and uvicorn listen on IPv6 alone where they are told ``::``."""
+
+    class Answers(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def data_received(self, data):
+            self.transport.write(OK)
+
+    async with await asyncio.get_running_loop().create_server(Answers, address, 0) as server:
+        pool = Pool("localhost", server.sockets[0].getsockname()[1])
+        receiver = kit.Receiver()
+        pool.send(GET, b"", receiver)
+        await receiver.over.wait()
+        assert receiver.events == [("answered", 200, b"hello")]
+        link = await pool.tunnel(patience=1.0)
+        link.close()
+        await pool.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_refused(kit, host):
+    pool = Pool(host, 1)
     receivers = [kit.Receiver() for _ in range(3)]
     for receiver in receivers:
         pool.send(GET, b"", receiver)

@@ -53,9 +53,9 @@ def command(*, workload: str | None, everywhere: bool, as_json: bool) -> None:
     """Find what a sidecar would break or miss, before anything changes: of WORKLOAD (deployment/NAME), or of all.
 
     The API server is asked what it would store for a pod with a sidecar, in a dry run: the injector, quotas, limit
-    ranges, Pod Security and other webhooks answer. Services, NetworkPolicies and those of Cilium and Calico, the rules
-    of meshes, autoscalers and quotas are compared with that pod. Each finding is one line, with the command that
-    corrects it. Nothing is changed.
+    ranges, Pod Security and other webhooks answer. Services, NetworkPolicies, those of administrators, of Cilium and of
+    Calico, the rules of meshes, autoscalers and quotas are compared with that pod. Each finding is one line, with the
+    command that corrects it. Nothing is changed.
 
     Exits 0 when nothing would break, 3 when something would.
     """

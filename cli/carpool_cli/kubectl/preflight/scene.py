@@ -34,6 +34,12 @@ CALICO = (
     ("networkpolicies.crd.projectcalico.org", "globalnetworkpolicies.crd.projectcalico.org"),
 )
 """As Calico's API server has them; without it, as they are stored."""
+TIERS = (("tiers.projectcalico.org",), ("tiers.crd.projectcalico.org",))
+"""Of Calico, likewise."""
+ADMIN_POLICIES = tuple(
+    f"{kind}.policy.networking.k8s.io"
+    for kind in ("adminnetworkpolicies", "baselineadminnetworkpolicies", "clusternetworkpolicies")
+)
 POOLS = ("inferencepools.inference.networking.k8s.io", "inferencepools.inference.networking.x-k8s.io")
 """Of the Gateway API's inference extension: v1, and those before it."""
 
@@ -59,8 +65,9 @@ DEFAULT_OPERATOR = Peer(
 class Around(NamedTuple):
     """One namespace, what is in it besides workloads, and what elsewhere may concern its pods.
 
-    ``policies``, ``authorizations`` (Istio's), ``cilium`` and ``calico`` are of all namespaces, where one may read
-    these. ``unread``: what could not be read. ``not_understood``: policies that were left out.
+    ``policies``, ``authorizations`` (Istio's), ``cilium``, ``calico`` with its ``tiers`` and ``admin`` (policies that
+    administrators write, ``policy.networking.k8s.io``) are of all namespaces, where one may read these. ``unread``:
+    what could not be read. ``not_understood``: policies that were left out.
     """
 
     namespace: Json
@@ -73,6 +80,8 @@ class Around(NamedTuple):
     servers: Sequence[Json] = ()
     cilium: Sequence[Json] = ()
     calico: Sequence[Json] = ()
+    tiers: Sequence[Json] = ()
+    admin: Sequence[Json] = ()
     pools: Sequence[Json] = ()
     operators: Sequence[Peer] = (DEFAULT_OPERATOR,)
     unread: Sequence[str] = ()
@@ -98,6 +107,8 @@ class Whole(NamedTuple):
     operators: list[Peer] | None
     cilium: list[Json] | None
     calico: list[Json] | None
+    tiers: list[Json] | None
+    admin: list[Json] | None
 
 
 class Subject(NamedTuple):
@@ -154,6 +165,8 @@ def whole(cluster: Cluster) -> Whole:
         operators=operators,
         cilium=_everywhere(cluster, CILIUM),
         calico=_everywhere(cluster, *CALICO),
+        tiers=_everywhere(cluster, *TIERS),
+        admin=_everywhere(cluster, ADMIN_POLICIES),
     )
 
 
@@ -211,6 +224,10 @@ def around(cluster: Cluster, namespace: str, of_all: Whole) -> Around:
         unread.append("Cilium's policies")
     if of_all.calico is None:
         unread.append("Calico's policies")
+    if of_all.tiers is None:
+        unread.append("the order of Calico's tiers")
+    if of_all.admin is None:
+        unread.append("AdminNetworkPolicies and BaselineAdminNetworkPolicies")
     if of_all.operators is None:
         unread.append("the operator's pods, which are taken to be in namespace carpool-system")
     return Around(
@@ -224,6 +241,8 @@ def around(cluster: Cluster, namespace: str, of_all: Whole) -> Around:
         servers=optional[SERVERS],
         cilium=of_all.cilium or [],
         calico=of_all.calico or [],
+        tiers=of_all.tiers or [],
+        admin=of_all.admin or [],
         pools=[each for kind in POOLS for each in optional[kind]],
         operators=of_all.operators or [DEFAULT_OPERATOR],
         unread=unread,

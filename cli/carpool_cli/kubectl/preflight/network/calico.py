@@ -5,6 +5,7 @@ Field semantics: https://docs.tigera.io/calico/latest/reference/resources/networ
 
 from __future__ import annotations
 
+from contextlib import suppress
 from ipaddress import ip_address, ip_network
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool_cli.kubectl.preflight.findings import json_patch
 from carpool_cli.kubectl.preflight.network import calico_selector
 from carpool_cli.kubectl.preflight.network.calico_selector import both, negated
-from carpool_cli.kubectl.preflight.network.rules import BEYOND, EGRESS, INGRESS, Policies, namespace_of
+from carpool_cli.kubectl.preflight.network.rules import (
+    ADMIN,
+    BASELINE,
+    BEYOND,
+    DEFAULT,
+    EGRESS,
+    INGRESS,
+    Closing,
+    Policies,
+    namespace_of,
+)
 from carpool_cli.kubectl.preflight.scene import NAME, Peer, peer_of
 
 if TYPE_CHECKING:
@@ -39,7 +50,10 @@ class CalicoRule(NamedTuple):
     policy: Json
     way: str
     place: int
+    tier: float
     certain: bool = True
+    pods: list[Json] | None = None
+    """Its selectors are not as those of Kubernetes."""
 
     @property
     def title(self) -> str:
@@ -61,6 +75,16 @@ class CalicoRule(NamedTuple):
     def denies(self) -> bool:
         """Whether it refuses what it is for."""
         return self.body["action"] not in ADMITTING
+
+    @property
+    def passes(self) -> bool:
+        """Whether it leaves what it is for to the next tier."""
+        return bool(self.body["action"] == "Pass")
+
+    @property
+    def order(self) -> tuple[float, str]:
+        """Where its policy is in its tier: without a number it is last, and names decide between equals."""
+        return _order(self.policy["spec"]), f"{self.namespace}/{self.policy['metadata']['name']}"
 
     @property
     def peer(self) -> Json:
@@ -110,15 +134,6 @@ class CalicoRule(NamedTuple):
         """Whether a pod may be at the other end, as far as is known."""
         return _is_at(self.peer, self.namespace, pod) is not False
 
-    def after(self, other: Rule) -> bool:
-        """Whether it is further down in the same policy, or in one of a higher order and the same tier."""
-        if not isinstance(other, CalicoRule) or other.way != self.way:
-            return False
-        if other.policy is self.policy:
-            return self.place > other.place
-        mine, others = self.policy["spec"], other.policy["spec"]
-        return mine.get("tier") == others.get("tier") and _order(mine) > _order(others)
-
     def for_all_pods_of(self, other: Rule) -> bool:
         """Whether its policy surely selects all pods that the policy of ``other`` does."""
         if not isinstance(other, CalicoRule) or _selectors(self.policy) != _selectors(other.policy):
@@ -140,15 +155,18 @@ class CalicoRule(NamedTuple):
 def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
     """Return the policies that select a pod."""
     peer = peer_of(near.labels, pod)._replace(addresses=())
-    closing: list[str] = []
-    perhaps: list[str] = []
+    closing: list[Closing] = []
+    perhaps: list[Closing] = []
+    tiers = tiers_of(near)
     rules: list[Rule] = []
     for policy in _of_pods(near):
         selects = _selects(policy, peer)
         if INGRESS not in _types(policy) or namespace_of(policy) not in {"", subject.namespace} or selects is False:
             continue
-        (closing if selects else perhaps).append(title(policy))
-        for rule in _rules(policy, INGRESS):
+        tier, closes = tiers[_tier(policy)]
+        if closes:
+            (closing if selects else perhaps).append(Closing(title(policy), tier))
+        for rule in _rules(policy, INGRESS, tier):
             is_for = both(selects, _is_at(rule.near_end, rule.namespace, peer))
             if is_for is not False:
                 rules.append(rule._replace(certain=bool(is_for)))
@@ -157,15 +175,32 @@ def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
 
 def egress(near: Around) -> list[Rule]:
     """Return the rules by which pods may send, of any namespace."""
-    return [rule for policy in _of_pods(near) if EGRESS in _types(policy) for rule in _rules(policy, EGRESS)]
+    tiers = tiers_of(near)
+    policies = [policy for policy in _of_pods(near) if EGRESS in _types(policy)]
+    return [rule for policy in policies for rule in _rules(policy, EGRESS, tiers[_tier(policy)][0])]
 
 
-def is_understood(policy: Json) -> bool:
-    """Whether all that a policy says can be read here."""
+def tiers_of(near: Around) -> dict[str, tuple[float, bool]]:
+    """Return the tiers by name: place, and whether a pod that a policy in it selects admits only what is named."""
+    found = {
+        "default": (DEFAULT, True),
+        "adminnetworkpolicy": (ADMIN, False),
+        "baselineadminnetworkpolicy": (BASELINE, False),
+    }
+    for tier in near.tiers:
+        spec = tier.get("spec") or {}
+        with suppress(ValueError, TypeError):
+            found[tier["metadata"]["name"]] = _order(spec), spec.get("defaultAction") != "Pass"
+    return found
+
+
+def is_understood(policy: Json, near: Around) -> bool:
+    """Whether all that a policy says can be read here, and the order of its tier is known."""
     try:
+        known = _tier(policy) in tiers_of(near)
         _selects(policy, _ANYBODY)
         for way in _types(policy):
-            for rule in _rules(policy, way):
+            for rule in _rules(policy, way, DEFAULT):
                 for each in [*(rule.ports.get(PORTS) or []), *(rule.ports.get(NOT_PORTS) or [])]:
                     _covers(each, BEYOND, {})
                 for end in (rule.near_end, rule.peer):
@@ -173,7 +208,7 @@ def is_understood(policy: Json) -> bool:
         _order(policy["spec"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
-    return True
+    return known
 
 
 def _of_pods(near: Around) -> Iterator[Json]:
@@ -183,10 +218,14 @@ def _of_pods(near: Around) -> Iterator[Json]:
             yield policy
 
 
-def _rules(policy: Json, way: str) -> Iterator[CalicoRule]:
+def _rules(policy: Json, way: str, tier: float) -> Iterator[CalicoRule]:
     for place, body in enumerate(policy["spec"].get(way) or []):
         if body["action"] in ADMITTING | {"Deny"}:
-            yield CalicoRule(policy, way, place)
+            yield CalicoRule(policy, way, place, tier)
+
+
+def _tier(policy: Json) -> str:
+    return str(policy["spec"].get("tier") or "default")
 
 
 def _types(policy: Json) -> list[str]:

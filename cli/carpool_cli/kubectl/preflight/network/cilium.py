@@ -6,12 +6,22 @@ Field semantics: https://docs.cilium.io/en/stable/security/policy/, ``pkg/policy
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from carpool_cli.kubectl.preflight.findings import json_patch
-from carpool_cli.kubectl.preflight.network.rules import BEYOND, EGRESS, INGRESS, Policies, namespace_of, requirements
+from carpool_cli.kubectl.preflight.network.rules import (
+    BEYOND,
+    DEFAULT,
+    EGRESS,
+    INGRESS,
+    Closing,
+    Policies,
+    namespace_of,
+    requirements,
+)
 from carpool_cli.kubectl.preflight.scene import NAME, Peer, peer_of
 from carpool_operator.workloads.metadata import Selector
 
@@ -47,6 +57,10 @@ class CiliumRule(NamedTuple):
     body: Json
     denies: bool
     certain: bool = True
+    passes: bool = False
+    tier: float = DEFAULT
+    pods: list[Json] | None = None
+    """Its selectors are not as those of Kubernetes: they may name what only Cilium knows."""
 
     @property
     def title(self) -> str:
@@ -57,6 +71,11 @@ class CiliumRule(NamedTuple):
     def namespace(self) -> str:
         """The namespace of its policy; ``""`` where that is for the whole cluster."""
         return namespace_of(self.policy)
+
+    @property
+    def order(self) -> tuple[float, str]:
+        """What is denied is denied, whatever is allowed."""
+        return (-inf if self.denies else inf), ""
 
     @property
     def peers(self) -> dict[str, list[Any]]:
@@ -107,10 +126,6 @@ class CiliumRule(NamedTuple):
         """Whether a pod may be at the other end, as far as is known."""
         return self.reaches(pod) or any(each is None for each in self.matched(pod))
 
-    def after(self, other: Rule) -> bool:  # noqa: ARG002 - as of other kinds
-        """Say no: what is denied is denied, whatever is allowed."""
-        return False
-
     def for_all_pods_of(self, other: Rule) -> bool:
         """Whether its policy surely selects all pods that the policy of ``other`` does."""
         if not isinstance(other, CiliumRule):
@@ -155,8 +170,8 @@ class CiliumRule(NamedTuple):
 def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
     """Return the policies that select a pod."""
     labels = _labels(peer_of(near.labels, pod))
-    closing: list[str] = []
-    perhaps: list[str] = []
+    closing: list[Closing] = []
+    perhaps: list[Closing] = []
     rules: list[Rule] = []
     for policy, path, spec in _specs(near):
         selects = _selects(policy, spec, labels)
@@ -164,7 +179,7 @@ def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
             continue
         said = (spec.get("enableDefaultDeny") or {}).get(INGRESS)
         if said is True or (said is None and (spec.get("ingress") or spec.get("ingressDeny"))):
-            (closing if selects else perhaps).append(title(policy))
+            (closing if selects else perhaps).append(Closing(title(policy)))
         rules += _rules(policy, path, spec, INGRESS, certain=bool(selects))
     return Policies(closing, rules, perhaps)
 
@@ -174,7 +189,7 @@ def egress(near: Around) -> list[Rule]:
     return [rule for policy, path, spec in _specs(near) for rule in _rules(policy, path, spec, EGRESS)]
 
 
-def is_understood(policy: Json) -> bool:
+def is_understood(policy: Json, near: Around) -> bool:  # noqa: ARG001 - as of other kinds
     """Whether all that a policy says can be read here."""
     try:
         for spec in _told(policy):

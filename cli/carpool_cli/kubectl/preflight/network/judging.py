@@ -1,6 +1,6 @@
 """Policies that admit callers to the model and not to the sidecar, or keep the operator from its admin port.
 
-All policies that a cluster has add up, so all rules together are judged.
+All policies that a cluster has are judged together: tier by tier, and in the order of each.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, json_patch
-from carpool_cli.kubectl.preflight.network import calico, cilium, kubernetes
-from carpool_cli.kubectl.preflight.network.rules import Policies
+from carpool_cli.kubectl.preflight.network import admin, calico, cilium, kubernetes
+from carpool_cli.kubectl.preflight.network.rules import DEFAULT
+from carpool_cli.kubectl.preflight.network.tiers import decides, gets_in, is_let_in_before, reached, tiers_of
 from carpool_cli.kubectl.preflight.scene import NAME, OPERATOR, peer_of
 from carpool_operator.api.annotations import INJECTED
 from carpool_operator.injector.bypass import named_ports
@@ -19,20 +20,17 @@ if TYPE_CHECKING:
 
     from carpool_cli.kubectl.preflight.dry_run import Ports
     from carpool_cli.kubectl.preflight.network.rules import Rule
+    from carpool_cli.kubectl.preflight.network.tiers import Tier
     from carpool_cli.kubectl.preflight.scene import Around, Json, Peer, Subject
 
 
 def understood(near: Around) -> Around:
     """Return the same without policies that can't be read, and with their titles."""
-    readable: dict[str, list[Json]] = {"cilium": [], "calico": []}
-    broken = []
-    for kind, of, policies in (("cilium", cilium, near.cilium), ("calico", calico, near.calico)):
-        for policy in policies:
-            if of.is_understood(policy):
-                readable[kind].append(policy)
-            else:
-                broken.append(of.title(policy))
-    return near._replace(cilium=readable["cilium"], calico=readable["calico"], not_understood=broken)
+    readable, broken = [], []
+    for of, policies in ((cilium, near.cilium), (calico, near.calico), (admin, near.admin)):
+        readable.append([policy for policy in policies if of.is_understood(policy, near)])
+        broken += [of.title(policy) for policy in policies if not of.is_understood(policy, near)]
+    return near._replace(cilium=readable[0], calico=readable[1], admin=readable[2], not_understood=broken)
 
 
 def network_policies(
@@ -42,117 +40,104 @@ def network_policies(
 
     ``addresses``: those of the pods that run.
     """
-    selecting = _selecting(subject, pod, near)
-    if selecting.closing or selecting.perhaps:
-        yield from _admitted(selecting, pod, found)
-    yield from _denied(selecting, pod, found)
+    tiers = tiers_of(subject, pod, near)
+    yield from _treated_otherwise(tiers, pod, found)
     yield from _closed_to_all(subject, pod, found, near)
     yield from _egress(subject, pod, found, near, addresses)
 
 
 def admin_port(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
     """Find policies that keep the operator from the sidecar's admin port."""
-    selecting, named = _selecting(subject, pod, near), named_ports(pod)
-    admitting = [rule for rule in selecting.rules if not rule.denies and rule.covers(found.admin, named)]
-    closing = [*selecting.closing, *selecting.perhaps]
-    shut_out = [each for each in near.operators if not any(rule.may_reach(each) for rule in admitting)]
-    # A policy that may be for other pods has nothing to let in where it is.
-    sure = [rule for rule in admitting if rule.certain or not selecting.closing]
-    kept_out = shut_out or [each for each in near.operators if not any(rule.reaches(each) for rule in sure)]
-    if not closing or not kept_out:
+    tiers, named = tiers_of(subject, pod, near), named_ports(pod)
+    for operator in near.operators:
+        outcome = reached(tiers, operator, found.admin, named)
+        if not outcome.refused:
+            continue
+        home = operator.namespace[NAME]
+        message = (
+            f"the operator, in namespace {home}, can't reach port {found.admin} of the sidecar: {outcome.refused}, so "
+            "nothing is tuned"
+        )
+        fix = f"let {outcome.by} admit it" if outcome.by else _admitting(subject, pod, found, near, home)
+        if outcome.admitted:
+            yield Finding(Code.ADMIN_PORT_CLOSED, Effect.NOTE, *_unless(message, fix))
+        else:
+            yield Finding(Code.ADMIN_PORT_CLOSED, Effect.NO_BATCHING, message, fix)
         return
-    home = kept_out[0].namespace[NAME]
+
+
+def _admitting(subject: Subject, pod: Json, found: Ports, near: Around, home: str) -> str:
+    """Return how the operator gets to the admin port, by the pod's own policy or the chart's."""
     value = f"add {{name: {subject.namespace}, callers: []}} to the chart's value networkPolicy.sidecarNamespaces"
     own = next(kubernetes.selecting(subject, pod, near), None)
-    if own is not None:
-        peer = {"namespaceSelector": {"matchLabels": {NAME: home}}, "podSelector": {"matchLabels": OPERATOR}}
-        rule = {"ports": [{"port": found.admin, "protocol": "TCP"}], "from": [peer]}
-        resource = f"networkpolicy {own['metadata']['name']}"
-        value = f"{json_patch(subject.namespace, resource, 'add', *_added(own, rule))}; or {value}"
-    message = (
-        f"the operator, in namespace {home}, can't reach port {found.admin} of the sidecar: no rule of the policies "
-        f"that select the pod ({', '.join(closing)}) admits it, so nothing is tuned"
-    )
-    if selecting.closing and shut_out:
-        yield Finding(Code.ADMIN_PORT_CLOSED, Effect.NO_BATCHING, message, value)
-    else:
-        yield Finding(Code.ADMIN_PORT_CLOSED, Effect.NOTE, *_unless(message, value))
+    if own is None:
+        return value
+    peer = {"namespaceSelector": {"matchLabels": {NAME: home}}, "podSelector": {"matchLabels": OPERATOR}}
+    rule = {"ports": [{"port": found.admin, "protocol": "TCP"}], "from": [peer]}
+    resource = f"networkpolicy {own['metadata']['name']}"
+    return f"{json_patch(subject.namespace, resource, 'add', *_added(own, rule))}; or {value}"
 
 
-def _selecting(subject: Subject, pod: Json, near: Around) -> Policies:
-    """Return what policies of all kinds say of a pod."""
-    kinds = (
-        kubernetes.ingress(subject, pod, near),
-        cilium.ingress(subject, pod, near),
-        calico.ingress(subject, pod, near),
-    )
-    return Policies(
-        [each for kind in kinds for each in kind.closing],
-        [each for kind in kinds for each in kind.rules],
-        [each for kind in kinds for each in kind.perhaps],
-    )
-
-
-def _admitted(selecting: Policies, pod: Json, found: Ports) -> Iterator[Finding]:
-    """Find rules by which callers get to the model's port, and not to the sidecar's."""
+def _treated_otherwise(tiers: list[Tier], pod: Json, found: Ports) -> Iterator[Finding]:
+    """Find rules by number that treat callers of the sidecar's port otherwise than those of the model's."""
     named = named_ports(pod)
-    admitting = [rule for rule in selecting.rules if not rule.denies]
-    enough = [rule for rule in admitting if rule.covers(found.data, named)]
-    for rule in admitting:
-        if rule.covers(found.model, named) and not rule.covers(found.data, named):
-            including = [other for other in enough if other.includes(rule)]
-            if any(other.certain for other in including):
-                continue
-            message = f"{rule.title} admits port {found.model} and not {found.data}, at which the sidecar is"
-            sure = bool(selecting.closing) and rule.certain and not including
-            yield _by_number(message, rule.patched(found.data, found.model, named), sure=sure)
-        elif rule.leaves_out(found.model) and rule.covers(found.data, named):
-            message = (
-                f"{rule.title} leaves out port {found.model} and not {found.data}, at which the sidecar is: callers "
-                "that it keeps out would get in"
-            )
-            sure = bool(selecting.closing) and rule.certain
-            yield _by_number(message, rule.patched(found.data, found.model, named), sure=sure)
-
-
-def _denied(selecting: Policies, pod: Json, found: Ports) -> Iterator[Finding]:
-    """Find rules that keep callers out of the model's port and not out of the sidecar's, or the other way round."""
-    named = named_ports(pod)
-    denying = [rule for rule in selecting.rules if rule.denies]
-    # One that admits the model's port admits the sidecar's, too, as soon as it is put right.
-    admitting = [rule for rule in selecting.rules if not rule.denies and _covers_either(rule, found, named)]
-    for rule in denying:
-        if any(each.certain and each.covers(found.model, named) and _decides(each, rule) for each in admitting):
+    rules = [rule for tier in tiers for rule in tier.rules]
+    for rule in sorted(rules, key=lambda rule: rule.denies):
+        words = _differs(rule, found, named)
+        if not words:
             continue
-        if rule.covers(found.model, named) and not rule.covers(found.data, named):
-            including = [
-                other
-                for other in denying
-                if other.covers(found.data, named)
-                and other.includes(rule)
-                # Such as a last rule that denies all: these callers were admitted before.
-                and not any(each.includes(rule) and other.after(each) for each in admitting)
-            ]
-            if any(other.certain for other in including):
-                continue
-            message = (
-                f"{rule.title} denies port {found.model} and not {found.data}, at which the sidecar is: callers that "
+        port, other = (found.model, found.data) if rule.covers(found.model, named) else (found.data, found.model)
+        does_decide, sure = decides(tiers, rule, port, named)
+        get_in, surely = gets_in(tiers, rule, port, other, named)
+        if does_decide and get_in and not rule.denies and is_let_in_before(tiers, rule, other, named):
+            words = (
+                f"leaves port {found.model} to later policies and not {found.data}, at which the sidecar is: callers "
+                "that those keep out would get in"
+            )
+        elif not does_decide or get_in != rule.denies:
+            continue
+        yield _by_number(f"{rule.title} {words}", _patched(rule, found, named), sure=sure and surely)
+
+
+def _differs(rule: Rule, found: Ports, named: dict[str, int]) -> str:
+    """Say how a rule is for one of the two ports only; ``""``: it is not, or opens the sidecar's, which is for that."""
+    model, data = (rule.covers(port, named) for port in (found.model, found.data))
+    if model and not data:
+        if rule.denies:
+            return (
+                f"denies port {found.model} and not {found.data}, at which the sidecar is: callers that it keeps out "
+                "would get in"
+            )
+        return f"admits port {found.model} and not {found.data}, at which the sidecar is"
+    if data and not model:
+        if rule.denies and _by_name(rule, found):
+            return (
+                f"denies the port by its name, which is the sidecar's then, and not port {found.model}: callers that "
                 "it keeps out would get in"
             )
-            fix = rule.patched(found.data, found.model, named)
-            yield _by_number(message, fix, sure=rule.certain and not including)
-        elif rule.leaves_out(found.model) and rule.covers(found.data, named):
-            message = f"{rule.title} denies all but port {found.model}, and so {found.data}, at which the sidecar is"
-            yield _by_number(message, rule.patched(found.data, found.model, named), sure=rule.certain)
+        if rule.denies:
+            all_but = f"all but port {found.model}, and so {found.data}" if rule.leaves_out(found.model) else ""
+            return f"denies {all_but or f'port {found.data} and not {found.model}'}, at which the sidecar is"
+        if rule.leaves_out(found.model):
+            return (
+                f"leaves out port {found.model} and not {found.data}, at which the sidecar is: callers that it keeps "
+                "out would get in"
+            )
+    return ""
 
 
-def _covers_either(rule: Rule, found: Ports, named: dict[str, int]) -> bool:
-    return rule.covers(found.model, named) or rule.covers(found.data, named)
+def _by_name(rule: Rule, found: Ports) -> bool:
+    """Whether a rule that is for the sidecar's port is so by its name."""
+    return not rule.covers(found.data, {})
 
 
-def _decides(first: Rule, later: Rule) -> bool:
-    """Whether callers that a rule is for are surely treated by another before."""
-    return later.after(first) and first.includes(later)
+def _patched(rule: Rule, found: Ports, named: dict[str, int]) -> str:
+    """Return what puts a rule right that is for one of the two ports."""
+    if not rule.denies or rule.covers(found.model, named) or rule.leaves_out(found.model):
+        return rule.patched(found.data, found.model, named)
+    if _by_name(rule, found):
+        return rule.patched(found.model, found.data, named)
+    return f"change {rule.title} so that it does not deny port {found.data}"
 
 
 def _by_number(message: str, fix: str, *, sure: bool = True) -> Finding:
@@ -176,12 +161,12 @@ def _closed_to_all(subject: Subject, pod: Json, found: Ports, near: Around) -> I
     before = {**pod, "metadata": {**metadata, "labels": labels}}
     own, now, named = (
         next(kubernetes.selecting(subject, pod, near), None),
-        _selecting(subject, pod, near),
+        tiers_of(subject, pod, near),
         named_ports(pod),
     )
-    admitted = any(not rule.denies and rule.covers(found.data, named) for rule in now.rules)
-    earlier = _selecting(subject, before, near)
-    if own is None or earlier.closing or earlier.perhaps or admitted:
+    admitted = any(not rule.denies and rule.covers(found.data, named) for tier in now for rule in tier.rules)
+    closed = any(tier.closing or tier.perhaps for tier in tiers_of(subject, before, near))
+    if own is None or closed or admitted:
         return
     name = own["metadata"]["name"]
     rule = {"ports": [{"port": found.data, "protocol": "TCP"}]}
@@ -199,32 +184,80 @@ def _added(policy: Json, rule: Json) -> tuple[str, object]:
 
 
 def _egress(subject: Subject, pod: Json, found: Ports, near: Around, addresses: Sequence[str]) -> Iterator[Finding]:
-    """Find callers, of any namespace, that may send to the model's port and not to the sidecar's.
+    """Find callers, of any namespace, that may send to one of both ports and not to the other.
 
     Blocks of addresses are for this model where they hold a pod that runs; where none runs, nobody knows.
     """
     named, anywhere = named_ports(pod), peer_of(near.labels, pod)._replace(addresses=())
     running = anywhere._replace(addresses=tuple(addresses))
-    sending = [*kubernetes.egress(subject, near), *cilium.egress(near), *calico.egress(near)]
-    rules = [
-        rule for rule in sending if not rule.denies and (rule.reaches(running) or (not addresses and rule.by_address))
-    ]
+    sending = [*kubernetes.egress(subject, near), *cilium.egress(near), *calico.egress(near), *admin.egress(near)]
+    rules = sorted(
+        (rule for rule in sending if rule.reaches(running) or (not addresses and rule.by_address)),
+        key=lambda rule: (rule.tier, rule.order),
+    )
     for rule in rules:
-        if not rule.covers(found.model, named) or _may_send_anyway(rule, rules, found.data, named, anywhere):
+        model, data = (_may_send(rule, rules, port, named, anywhere) for port in (found.model, found.data))
+        message, sure = _cut_off(rule, rules, found, named, model=model, data=data)
+        if not message:
             continue
         whose = f" of namespace {rule.namespace}" if rule.namespace else ""
-        message = (
-            f"the pods that {rule.title}{whose} selects may send to port {found.model} and not to {found.data}, to "
-            "which Services by name lead then"
-        )
-        effect, fix = Effect.BREAKS, rule.patched(found.data, found.model, named)
+        message = f"the pods that {rule.title}{whose} selects {message}"
+        effect, fix = Effect.BREAKS, _patched(rule, found, named)
         if not rule.reaches(running):
             effect, message = Effect.NOTE, f"{message}. That is for addresses; those of the model's pods are not known"
             fix = f"if its pods get such addresses: {fix}"
+        elif not sure:
+            effect, message = Effect.NOTE, f"{message}. That may be otherwise: it depends on what else selects them"
+            fix = f"if that is so: {fix}"
         yield Finding(Code.NETWORK_POLICY_BY_NUMBER, effect, message, fix)
 
 
-def _may_send_anyway(rule: Rule, rules: Sequence[Rule], port: int, named: dict[str, int], pod: Peer) -> bool:
-    """Whether another rule surely lets the same pods send to a port of this one."""
-    others = [each for each in rules if each.covers(port, named) and each.for_all_pods_of(rule)]
-    return any(each.reaches(pod) or each.includes(rule) for each in others)
+def _cut_off(
+    rule: Rule, rules: Sequence[Rule], found: Ports, named: dict[str, int], *, model: bool | None, data: bool | None
+) -> tuple[str, bool]:
+    """Say how callers that a rule is for are cut off from the sidecar, or get in by it, and whether that is sure.
+
+    ``model``, ``data``: whether they may send to that port; None where only other policies say.
+    """
+    covers_model, covers_data = rule.covers(found.model, named), rule.covers(found.data, named)
+    if covers_model == covers_data:
+        return "", True
+    # Pods admit what nothing refuses, but those that a policy of a namespace selects.
+    closed = not isinstance(rule, admin.AdminRule)
+    opened = not closed or any(not each.denies and _covers_either(each, found, named) for each in rules)
+    leads = "to which Services by name lead then"
+    if covers_model and not rule.denies:
+        # Without a rule of theirs these ports are open; a pass is for what the tier would refuse later.
+        open_anyway = not closed and data is None and (rule.passes or rule.tier > DEFAULT)
+        cut = model is not False and data is not True and not open_anyway
+        words = f"may send to port {found.model} and not to {found.data}, {leads}"
+        return words if cut else "", closed or data is False
+    if covers_model:
+        words = f"may not send to port {found.model}, and may to {found.data}, {leads}: they would get in"
+        return words if model is not True and (data or (data is None and opened)) else "", True
+    if rule.denies:
+        words = f"may not send to port {found.data}, {leads}, and may to {found.model}"
+        if _by_name(rule, found):
+            words = (
+                f"may not send to the port of that name, which is the sidecar's then, and may to {found.model}: they "
+                "would get in"
+            )
+        return words if data is not True and (model or (model is None and opened)) else "", True
+    return "", True
+
+
+def _covers_either(rule: Rule, found: Ports, named: dict[str, int]) -> bool:
+    return rule.covers(found.model, named) or rule.covers(found.data, named)
+
+
+def _may_send(rule: Rule, rules: Sequence[Rule], port: int, named: dict[str, int], pod: Peer) -> bool | None:
+    """Whether all pods that a rule is for surely may send to a port of this one, or may not; None: no rule says."""
+    left = None
+    for each in rules:
+        if each.tier == left or not each.covers(port, named):
+            continue
+        if each is rule or (each.for_all_pods_of(rule) and (each.reaches(pod) or each.includes(rule))):
+            if not each.passes or each.tier >= rule.tier:
+                return not each.denies
+            left = each.tier
+    return None

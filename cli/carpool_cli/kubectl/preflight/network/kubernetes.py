@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from carpool_cli.kubectl.preflight.findings import json_patch
-from carpool_cli.kubectl.preflight.network.rules import EGRESS, INGRESS, Policies, requirements
+from carpool_cli.kubectl.preflight.network.rules import (
+    DEFAULT,
+    EGRESS,
+    INGRESS,
+    Closing,
+    Policies,
+    all_in,
+    requirements,
+)
 from carpool_cli.kubectl.preflight.scene import NAME
 from carpool_operator.workloads.metadata import Selector
 
@@ -30,6 +38,8 @@ class KubernetesRule(NamedTuple):
     """It has no rules that refuse."""
     certain: bool = True
     """It goes by labels only."""
+    passes: bool = False
+    tier: float = DEFAULT
 
     @property
     def title(self) -> str:
@@ -46,6 +56,16 @@ class KubernetesRule(NamedTuple):
     def peers(self) -> list[Json]:
         """Who is at the other end; everybody where it names none."""
         return self.body.get("from" if self.way == INGRESS else "to") or []
+
+    @property
+    def order(self) -> tuple[float, str]:
+        """Where Calico has it in its tier; elsewhere such policies have no order."""
+        return 1000.0, f"{self.namespace}/knp.default.{self.policy['metadata']['name']}"
+
+    @property
+    def pods(self) -> list[Json] | None:
+        """Who is at the other end; None where that is anybody, or an address."""
+        return None if self.open_to_all or self.by_address else [self.whole(each) for each in self.peers]
 
     @property
     def open_to_all(self) -> bool:
@@ -69,7 +89,7 @@ class KubernetesRule(NamedTuple):
     def includes(self, other: Rule) -> bool:
         """Whether everyone at the other end of ``other`` is surely at the end of this, too."""
         if self.open_to_all or not isinstance(other, KubernetesRule):
-            return self.open_to_all
+            return self.open_to_all or all_in(other.pods or [], self.pods or [])
         return bool(other.peers) and all(
             any(_includes(self.whole(outer), other.whole(inner)) for outer in self.peers) for inner in other.peers
         )
@@ -81,10 +101,6 @@ class KubernetesRule(NamedTuple):
     def may_reach(self, pod: Peer) -> bool:
         """As ``reaches``: all that it goes by is known."""
         return self.reaches(pod)
-
-    def after(self, other: Rule) -> bool:  # noqa: ARG002 - as of other kinds
-        """Say no: such rules have no order."""
-        return False
 
     def for_all_pods_of(self, other: Rule) -> bool:
         """Whether its policy surely selects all pods that the policy of ``other`` does."""
@@ -123,7 +139,7 @@ def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
     """Return the policies that select a pod."""
     found = list(selecting(subject, pod, near))
     rules: list[Rule] = [rule for policy in found for rule in _rules(policy, subject, INGRESS)]
-    return Policies([f"NetworkPolicy {policy['metadata']['name']}" for policy in found], rules)
+    return Policies([Closing(f"NetworkPolicy {policy['metadata']['name']}") for policy in found], rules)
 
 
 def egress(subject: Subject, near: Around) -> list[Rule]:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 
 INGRESS, EGRESS = "ingress", "egress"
 
+ADMIN, DEFAULT, BASELINE = 1e3, 1e6, 1e7
+"""Places of the tiers that each cluster has, as Calico numbers them: AdminNetworkPolicies, policies of namespaces, and
+the BaselineAdminNetworkPolicy. A tier decides before those with higher numbers."""
+
 BEYOND = 65536
 """No port: whether it is in a list takes reading the whole list."""
 
@@ -35,6 +39,22 @@ class Rule(Protocol):
         """Whether it refuses what it is for."""
 
     @property
+    def passes(self) -> bool:
+        """Whether it leaves what it is for to the next tier."""
+
+    @property
+    def tier(self) -> float:
+        """The place of its tier."""
+
+    @property
+    def order(self) -> tuple[float, str]:
+        """The place of its policy in its tier: one decides before those that are greater."""
+
+    @property
+    def pods(self) -> list[Json] | None:
+        """Who is at the other end, as selectors of namespaces and pods; None where that is written in another way."""
+
+    @property
     def open_to_all(self) -> bool:
         """Whether it is for everybody at the other end."""
 
@@ -57,9 +77,6 @@ class Rule(Protocol):
     def may_reach(self, pod: Peer) -> bool:
         """Whether a pod may be at the other end, as far as is known."""
 
-    def after(self, other: Rule) -> bool:
-        """Whether what ``other`` is for is surely decided before this."""
-
     def for_all_pods_of(self, other: Rule) -> bool:
         """Whether its policy surely selects all pods that the policy of ``other`` does."""
 
@@ -67,15 +84,28 @@ class Rule(Protocol):
         """Return the command by which it treats one more port as one that it covers, or leaves out."""
 
 
+class Closing(NamedTuple):
+    """A policy by which a pod admits in its tier only what is named."""
+
+    title: str
+    tier: float = DEFAULT
+
+
 class Policies(NamedTuple):
-    """What policies say of a pod. ``closing``: titles of those by which it admits only what is named.
+    """What policies say of a pod. ``perhaps``: those that would close it, and may be for other pods."""
 
-    ``perhaps``: of those that would be such, and may be for other pods.
-    """
-
-    closing: list[str]
+    closing: list[Closing]
     rules: list[Rule]
-    perhaps: Sequence[str] = ()
+    perhaps: Sequence[Closing] = ()
+
+
+def all_in(inner: list[Json], outer: list[Json]) -> bool:
+    """Whether all pods that some selectors select are surely among those of others; of none nothing is known."""
+    ends = ("namespaceSelector", "podSelector")
+    return bool(inner) and all(
+        any(all(requirements(wide[end]) <= requirements(narrow[end]) for end in ends) for wide in outer)
+        for narrow in inner
+    )
 
 
 def namespace_of(policy: Json) -> str:

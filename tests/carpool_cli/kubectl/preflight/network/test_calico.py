@@ -120,7 +120,7 @@ def test_network_policies_count_too():
             [{"action": "Deny", "protocol": "TCP", "destination": {"notPorts": [9000, 14090]}}, ALL],
             "denies all but port",
         ),
-        ([{"action": "Deny", "protocol": "TCP", "destination": {"notPorts": [9000, 14080]}}, ALL], None),
+        ([{"action": "Deny", "protocol": "TCP", "destination": {"notPorts": [9000, 14080, 14090]}}, ALL], None),
     ],
 )
 def test_rules_that_deny_are_compared_too(rules, told):
@@ -153,7 +153,7 @@ LAST = {"action": "Deny"}
         ([allow(9000, action="Deny", source=BAD), BOTH], True),
         ([allow(9000, action="Deny", source=BAD), BOTH, LAST], True),
         ([allow(9000, action="Deny", source=BAD), BOTH, allow(9000, 14080, action="Deny")], True),
-        ([allow(9000, action="Deny", source=BAD), allow(14080, action="Deny"), BOTH], False),
+        ([allow(9000, action="Deny", source=BAD), allow(14080, action="Deny"), BOTH], True),
         ([allow(9000, action="Deny", source=BAD), allow(14080, source=FRONT), {**LAST, "source": BAD}, BOTH], False),
         ([allow(9000, action="Deny", source=BAD), LAST], False),
         ([BOTH, allow(9000, action="Deny", source=BAD), LAST], False),
@@ -247,6 +247,72 @@ def test_a_policy_that_is_not_understood_is_named_and_hides_no_other(broken):
     assert found[1].message.endswith("Calico's NetworkPolicy c")
 
 
+def tier(name, order, **spec):
+    return {"metadata": {"name": name}, "spec": {**({} if order is None else {"order": order}), **spec}}
+
+
+TIERS = (tier("security", 100), tier("default", 1_000_000), tier("last", None), tier("open", 200, defaultAction="Pass"))
+ADMIN_PASSES = allow(14090, action="Pass")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "breaks"),
+    [
+        # What a tier does not name it refuses, whatever the next one admits.
+        ([allow(9000)], [ALL], ["first"]),
+        ([allow(9000, action="Pass")], [ALL], ["first"]),
+        ([allow(9000, 14080, action="Pass")], [BOTH], []),
+        ([allow(9000, 14080, action="Pass")], [allow(9000)], ["second"]),
+        ([{"action": "Pass", "source": FRONT}], [allow(9000, source=BAD), ALL], []),
+        ([{"action": "Pass", "source": FRONT}], [allow(9000, source=BAD)], ["second"]),
+        # What a tier admits no later one refuses.
+        ([allow(9000, 14080)], [allow(9000)], []),
+        ([allow(9000, 14080, source=FRONT), {"action": "Pass"}], [allow(9000)], ["second"]),
+        ([BOTH], [allow(9000, action="Deny"), ALL], []),
+        ([{"action": "Deny", "source": BAD}, {"action": "Pass"}], [allow(9000, action="Deny", source=BAD), ALL], []),
+        ([{"action": "Pass"}], [allow(9000, action="Deny", source=BAD), ALL], ["second"]),
+    ],
+)
+def test_tiers_decide_one_after_the_other(first, second, breaks):
+    for earlier, later in (("security", None), ("default", "last"), ("security", "last")):
+        policies = [
+            policy(ADMIN_PASSES, *first, name="first", tier=earlier),
+            policy(ADMIN, *second, name="second", **({} if later is None else {"tier": later})),
+        ]
+        found = all_of(around(calico=policies[::-1], tiers=TIERS))
+        assert [each.code for each in found] == [BREAKS] * len(breaks)
+        assert [each.message.split()[2] for each in found] == breaks
+
+
+def test_a_tier_may_leave_to_the_next_what_it_does_not_name():
+    by_number = policy(allow(9000, action="Pass"), name="first", tier="open")
+    assert codes(around(calico=[by_number, policy(ALL)], tiers=TIERS)) == []
+    by_number["spec"]["tier"] = "security"
+    assert BREAKS in codes(around(calico=[by_number, policy(ALL)], tiers=TIERS))
+
+
+def test_a_tier_closes_the_admin_port_and_a_namespace_s_own_policy_does_not_open_it():
+    near = around(calico=[policy(allow(9000, 14080, action="Pass"), tier="security"), policy(ALL)], tiers=TIERS)
+    (found,) = all_of(near)
+    assert (found.code, found.fix) == (CLOSED, "let Calico's NetworkPolicy c admit it")
+
+
+def test_network_policies_are_in_the_default_tier_behind_an_order_of_1000():
+    for_all = {"metadata": {"name": "q"}, "spec": {"podSelector": {}, "ingress": [{}]}}
+    denied = allow(9000, action="Deny")
+    for order, breaks in ((999, True), (1001, False)):
+        near = around(policies=[for_all], calico=[policy(denied, order=order)])
+        assert codes(near) == ([BREAKS] if breaks else [])
+
+
+def test_a_policy_of_a_tier_whose_place_is_not_known_is_named_and_hides_no_other():
+    for tiers in ((), (tier("security", "first"),)):
+        near = around(calico=[policy(allow(9000), tier="security"), policy(allow(9000), ADMIN, name="d")], tiers=tiers)
+        found = all_of(near)
+        assert [each.code for each in found] == [BREAKS, "NotLookedAt"]
+        assert found[1].message.endswith("Calico's NetworkPolicy c")
+
+
 # ------------------------------------------------------------------------------------------------- callers' egress
 
 
@@ -278,6 +344,46 @@ SHOP = {"namespaceSelector": "projectcalico.org/name == 'shop'"}
 )
 def test_callers_whose_egress_is_by_number_are_cut_off(rules, breaks):
     assert codes(around(calico=[sending(*rules)])) == ([BREAKS] if breaks else [])
+
+
+ANY = {"action": "Allow"}
+DENIED = {"action": "Deny", "protocol": "TCP"}
+
+
+def not_to(*ports, **end):
+    return {**to(*ports, **SHOP), "action": "Deny", **end}
+
+
+BY_ACCOUNT = {"source": {"serviceAccounts": {"names": ["front"]}}}
+
+
+@pytest.mark.parametrize(
+    ("rules", "breaks"),
+    [
+        ([not_to(9000), ANY], True),
+        ([not_to(9000, **BY_ACCOUNT), ANY], True),
+        ([not_to(14080), ANY], True),
+        ([not_to("10000:20000"), ANY], True),
+        ([not_to(9000, 14080), ANY], False),
+        ([not_to(9000, **BY_ACCOUNT), not_to(14080, **BY_ACCOUNT), ANY], False),
+        ([not_to(9000, **BY_ACCOUNT), not_to(14080), ANY], True),
+        ([not_to(9000), not_to(14080, **BY_ACCOUNT), ANY], True),
+        ([ANY, not_to(9000)], False),
+        ([not_to(9000)], False),
+        ([not_to("http"), ANY], True),
+        ([{**not_to(9000), "destination": {"ports": [9000], "selector": "app == 'web'"}}, ANY], False),
+    ],
+)
+def test_callers_that_may_not_send_by_number_are_compared_too(rules, breaks):
+    """They would get in by the sidecar's port, to which Services by name lead."""
+    assert codes(around(calico=[sending(*rules)])) == ([BREAKS] if breaks else [])
+
+
+def test_egress_passes_tiers_one_after_the_other():
+    passing, by_number = sending(to(9000, 14080), name="f"), sending(to(9000))
+    for action, breaks in (("Allow", False), ("Pass", True)):
+        passing["spec"] |= {"tier": "security", "egress": [{**to(9000, 14080), "action": action}]}
+        assert codes(around(calico=[by_number, passing], tiers=TIERS)) == ([BREAKS] if breaks else [])
 
 
 def test_addresses_are_those_of_the_pods_that_run():

@@ -157,7 +157,7 @@ def test_the_command_adds_a_port_where_the_other_is():
     several = policy(namespace="")
     several["specs"] = [
         several.pop("spec"),
-        {"endpointSelector": WEB, "ingress": [ADMIN], "ingressDeny": [ports(9000)]},
+        {"endpointSelector": WEB, "ingress": [ADMIN, ports(9000, 14080)], "ingressDeny": [ports(9000)]},
     ]
     (finding,) = all_of(around(cilium=[several]))
     assert finding.fix.startswith("kubectl patch ciliumclusterwidenetworkpolicies.cilium.io c ")
