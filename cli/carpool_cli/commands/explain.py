@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,8 @@ def command(
     client = client_of(admin, key_file, workload)
     try:
         if follow:
-            _follow(client, as_json)
+            with suppress(KeyboardInterrupt):  # the usual end of it; of a single look it is none
+                _follow(client, as_json)
             return
         before = client.report() if over else None
         if over:
@@ -76,10 +78,9 @@ def command(
         after, explanation = client.report(), client.explanation()
     except AdminError as error:
         raise click.ClickException(str(error)) from None
-    except KeyboardInterrupt:
-        return
     observed = observe(before, after)
-    shown = explanation.decisions[-last:]
+    # One that is taken again and again stands where it was first taken: of several models that is another order.
+    shown = sorted(explanation.decisions, key=lambda each: each.at)[-last:]
     if as_json:
         document = {
             "tuned": explanation.tuned,
@@ -223,7 +224,9 @@ def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str
 
 def _why_early(forecast: Predicted | None, slo: float) -> str:
     """Return why requests are refused for the SLO (docs/admission.md), as far as a forecast shows it."""
-    if forecast is None or forecast.p99 is None or forecast.p99 > slo or forecast.miss_fraction > RARE:
+    if forecast is None:
+        return "so it was when requests last came, and nothing is forecast without any"
+    if forecast.p99 is None or forecast.p99 > slo or forecast.miss_fraction > RARE:
         return "the forecast misses it"
     if forecast.utilization > SCARCE:
         return f"device time is scarce, more than {SCARCE:.0%} busy"

@@ -172,9 +172,11 @@ class Sight(Struct, frozen=True, kw_only=True):
         table = Table.grid(padding=(0, 1))
         table.add_column(style="dim", justify="right", no_wrap=True, min_width=8)
         table.add_column()
+        several = len({each.model for each in self.explanation.decisions}) > 1
         for each in told(self.explanation.decisions):
             decision = each.decision
-            line = Text(str(decision.reason), "cyan" if decision.change else "")
+            line = Text(f"{each.model or 'model'} " if several else "")
+            line.append(str(decision.reason), "cyan" if decision.change else "")
             again = f" ({each.times} times)" if each.times > 1 else ""
             line.append(f"{again}: {message_of(each, not_batched(self.report))}", "default")
             table.add_row(ago(self.now - each.at), line)
@@ -240,7 +242,8 @@ def _rode_alone(earlier: Report, later: Report) -> dict[str, int]:
 def told(decisions: Sequence[Explained]) -> Iterable[Explained]:
     """Return the newest decision of each model whatever it was, and all changes; newest first."""
     seen: set[str] = set()
-    for each in reversed(decisions):
+    # One that is taken again and again stands where it was first taken: others may have been taken since.
+    for each in sorted(decisions, key=lambda each: each.at, reverse=True):
         if each.decision.change or each.model not in seen:
             yield each
         seen.add(each.model)

@@ -79,6 +79,7 @@ def test_utilization_target_and_what_another_objective_would_do_are_shown():
         (replace(PREDICTED, p99=0.051), "the forecast misses it"),
         (replace(ROOM, utilization=0.42, miss_fraction=0.4), "the forecast misses it"),
         (replace(PREDICTED, p99=None), "the forecast misses it"),
+        (None, "so it was when requests last came, and nothing is forecast without any"),
     ],
 )
 def test_that_requests_are_refused_is_explained_by_the_forecast_beside_it(predicted, says):
@@ -251,6 +252,16 @@ def test_a_running_sidecar_explains_itself(up, carpool):
     document = json.loads(carpool("explain", up.admin, "--over", "0s", "--json").output)
     assert document["tuned"] is True
     assert set(document) == {"tuned", "decisions", "observed", "lastBusy", "forwarded", "tokenStreams"}
+
+
+@pytest.mark.parametrize("look", [("explain", "--over", "5s"), ("top", "--once")])
+def test_ctrl_c_within_a_single_look_is_no_success(up, carpool, monkeypatch, look):
+    def stopped(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"carpool_cli.commands.{look[0]}.time.sleep", stopped)
+    result = carpool(*look, up.admin)
+    assert (result.exit_code, result.output) == (130, "Error: stopped\n")
 
 
 def test_nobody_there_is_one_line(carpool):
