@@ -15,7 +15,17 @@ from carpool.policy.parameters import Parameters
 from carpool_cli.options import ADDRESS, AGO, DURATION, PICTURE_FILE, Address, FiniteRange, objective_options, opening
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.money import Price
-from carpool_cli.planning.savings import PLANNED, Stretch, Workload, savings, situation_of, stretches, table, total
+from carpool_cli.planning.savings import (
+    FOLLOWS,
+    PLANNED,
+    Stretch,
+    Workload,
+    savings,
+    situation_of,
+    stretches,
+    table,
+    total,
+)
 from carpool_cli.profiling import device_profile
 
 if TYPE_CHECKING:
@@ -268,3 +278,4 @@ def _show(found: Sequence[Workload], failed: Sequence[str], *, as_json: bool) ->
         click.echo("in all, but for what is left out" if failed else "in all")
         click.echo(assumptions.lines(table(total(found))))
     click.echo(PLANNED)
+    click.echo(FOLLOWS)

@@ -45,6 +45,7 @@ def test_every_way_is_drawn(carpool, profile, tmp_path):
     result = carpool(*asked, "--plot", tmp_path / "saved.png")
     assert result.exit_code == 0, result.output
     assert "drew" in result.output
+    assert "a setting that Carpool chose is for this load" in result.output
     assert (tmp_path / "saved.png").read_bytes().startswith(b"\x89PNG")
 
 
