@@ -55,7 +55,10 @@ def test_every_way_is_drawn(carpool, profile, tmp_path):
         ((), "name sidecars"),
         (("--profile", "p.json", ":9090"), "one of the three"),
         (("--prometheus", "http://p:9090", ":9090"), "one of the three"),
-        (("--profile", "p.json", "--slo-p99", "50ms", "--rate", "10", "--pods", "3"), "--pods goes with running sidecars"),
+        (
+            ("--profile", "p.json", "--slo-p99", "50ms", "--rate", "10", "--pods", "3"),
+            "--pods goes with running sidecars",
+        ),
         (("--prometheus", "http://p:9090", "--rate", "5"), "Prometheus has the load"),
         (("--prometheus", "p:9090"), "not a server's base URL"),
         (("--prometheus", "http://127.0.0.1:9"), "by kubectl port-forward"),
