@@ -14,7 +14,7 @@ from rich.text import Text
 
 from carpool.exchange.report import Report
 from carpool.policy.durations import format_seconds
-from carpool_cli.commands.explain import message_of, not_batched, not_merged
+from carpool_cli.commands.explain import message_of, not_batched, not_merged, too_slow
 from carpool_cli.live.admin_client import Explanation
 from carpool_cli.live.figures import Figures, Passed, duration, figures_of, passed_on
 from carpool_cli.live.first_call import wrapped
@@ -98,7 +98,8 @@ class Sight(Struct, frozen=True, kw_only=True):
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column()
-        rows: list[tuple[str, str | Text]] = [("batches", Text(line, "bold red")) for line in not_merged(report)]
+        rows: list[tuple[str, str | Text]] = [("slo", Text(line, "bold red")) for line in too_slow(report)]
+        rows += [("batches", Text(line, "bold red")) for line in not_merged(report)]
         if not only_streams(report):
             rows += self._batches(max(min(width - BESIDE, HISTORY), 8))
         rows += [

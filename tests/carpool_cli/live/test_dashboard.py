@@ -179,6 +179,12 @@ def test_the_hint_can_be_pasted_from_a_narrow_screen():
     assert [url, option, json.loads(sent)] == [*shlex.split(hint)[1:3], json.loads(body)]
 
 
+def test_a_model_that_is_slower_than_the_slo_is_told():
+    slow = report(1.0, lanes={"m": replace(LANE, service_seconds=(0.0, 0.2))})
+    lines = drawn(Watch("carpool").look(slow, NONE, 0.0), 160)
+    assert line(lines, "slo").startswith("slo      m  takes 200ms for one row: no setting meets the SLO of 50ms")
+
+
 def test_changes_are_told_and_what_each_model_does_now():
     assert [each.at for each in told(HISTORY)] == [5.0, 4.0, 3.0, 1.0]
     lines = drawn(Watch("carpool").look(report(1.0), Explanation(tuned=True, decisions=HISTORY), 10.0))
