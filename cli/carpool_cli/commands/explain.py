@@ -290,8 +290,8 @@ def compared(explanation: Explanation, observed: dict[str, Figures], now: float)
             yield f"  {label:13} {left:>9}  ({right})"
         if count := found.misses.get(FAILED):
             yield (
-                f"  {number(count)} failed, by the model or on the way to it: carpool_requests_total has the codes, the "
-                "model's log the reasons"
+                f"  {number(count)} failed, by the model or on the way to it: carpool_requests_total has the codes, "
+                "the model's log the reasons"
             )
 
 
