@@ -153,7 +153,7 @@ def trial(running: Running, rate: float, *, warm_up: float, seconds: float, slo:
         steady_good_share=report.steady_good_share,
         steady_p99=report.steady.p99 if report.steady else None,
         errors=report.errors,
-        complaints=report.complaints,
+        complaints={name: next(iter(said)) for name, said in report.complaints.items()},
         device_ms=device.busy * each,
         rows_a_batch=device.rows / max(device.batches, 1),
         cpu_ms=sum(cpu.values()) * each,

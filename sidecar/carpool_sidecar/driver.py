@@ -69,6 +69,12 @@ NOTE_INTERVAL = 1.0
 UNCHARGED = 8192
 """Bytes that a request may be held in beside its body without being counted: each has a few kilobytes of its own."""
 
+KEPT_APART = {
+    "quarantined": "an answer to a batch had another number of rows",
+    "failing-caller": "an earlier request of this caller failed by itself",
+}
+"""Reasons for which the Batcher merges nothing of a request that may be merged, and what each means."""
+
 MAX_FRAGMENT_NAMES = 32
 """Header names told apart in the metric of what fragments keys; callers make names up."""
 
@@ -294,6 +300,8 @@ class Driver:
                 reason = UNVERIFIED
         if reason is not None:
             self._note_alone(entry, reason, parsed.why)
+        elif (apart := self._kept_apart(entry, exchange.peer)) is not None:
+            self._note_alone(entry, apart, KEPT_APART[apart])
         if facts.key != entry.headers:
             self._note_fragments(entry, facts.key)
         # 2. By when? The least of what the caller says and the policy. Whoever fills the headroom has time, and no SLO.
@@ -586,6 +594,13 @@ class Driver:
             self._timer.cancel()
 
     # ------------------------------------------------------------------------------------------------- notes
+
+    def _kept_apart(self, entry: Entry, caller: str | None) -> str | None:
+        """Say why the Batcher merges nothing of a request that may be merged; None: it does."""
+        isolation = self.batcher.model(entry.lane).isolation
+        if isolation.quarantined:
+            return "quarantined"
+        return "failing-caller" if caller in isolation.suspects.left else None
 
     def _note_alone(self, entry: Entry, reason: str, why: str) -> None:
         key = (entry.lane, reason)

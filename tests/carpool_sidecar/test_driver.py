@@ -279,6 +279,22 @@ async def test_an_answer_with_too_few_rows_costs_nobody_an_answer_and_ends_batch
     first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
     world.model.release()
     assert [(await one).json for one in rest] == [{"predictions": [1]}, {"predictions": [2]}]
+    assert sidecar.driver.alone == {("m", "quarantined"): 3}
+
+
+async def test_requests_that_are_not_batched_since_one_of_their_caller_failed_are_counted(world):
+    echo = world.model.behave
+    sidecar, client = await world.start()
+    world.model.behave = lambda exchange: exchange.respond(500, [], b"{}")
+    assert (await client.predict(b"0")).status == 500
+    assert sidecar.driver.alone == {}
+    world.model.behave = echo
+    first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
+    world.model.release()
+    for one in (first, *rest):
+        assert (await one).status == 200
+    assert [len(call.rows) for call in world.model.received] == [1, 1, 1, 1]
+    assert sidecar.driver.alone == {("m", "failing-caller"): 3}
 
 
 async def test_a_request_in_parts_whose_answers_are_no_json_is_sent_whole_and_costs_nobody_their_batches(world):

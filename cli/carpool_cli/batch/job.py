@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.learning.latency_model import ServiceTime
+from carpool.policy.durations import format_seconds
 from carpool_cli.batch.formats import MOST_AHEAD, BadRow
 from carpool_cli.profiling.targets import TargetError
 
@@ -96,8 +97,9 @@ class Job:
     ``run`` answers a batch or raises ``TargetError``. ``concurrency`` batches are under way at once; answers keep the
     order. ``ahead`` batches are read before those in front of them are answered, at least that many: a long answer
     then holds up no others, until answers of ``MOST_AHEAD`` bytes wait behind it. Failures that are not the input's are
-    retried ``retries`` times, after 1, 2, 4, ... seconds or as long as the server asks for. ``abandon`` ends the calls
-    under way when the job stops before its end, and ``stopping`` the waits.
+    retried ``retries`` times, after 1, 2, 4, ... seconds or as long as the server asks for; ``waits`` hears why, in the
+    thread of the batch. ``abandon`` ends the calls under way when the job stops before its end, and ``stopping`` the
+    waits.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Job:
         stopping: Stopping,
         ahead: int = 0,
         abandon: Callable[[], None] = lambda: None,
+        waits: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._source = source
         self._run = run
@@ -126,6 +129,7 @@ class Job:
         self._clock = clock
         self._stopping = stopping
         self._abandon = abandon
+        self._waits = waits
         self.answered = journal.progress.answered
         self.skipped = journal.progress.skipped
         self._written = source.number
@@ -250,7 +254,11 @@ class Job:
             except TargetError as error:
                 if error.input_fault or (attempt == self._retries and error.record):
                     raise
-                if attempt == self._retries or self._stopping.wait(max(2.0**attempt, error.retry_after)):
+                if attempt == self._retries:
+                    raise Stopped(str(error)) from None
+                seconds = max(2.0**attempt, error.retry_after)
+                self._waits(f"{error}; sent again in {format_seconds(seconds)}")
+                if self._stopping.wait(seconds):
                     raise Stopped(str(error)) from None
         raise AssertionError  # the loop returns or raises
 

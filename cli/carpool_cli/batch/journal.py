@@ -15,6 +15,8 @@ import click
 import msgspec
 from msgspec import Struct
 
+from carpool_cli.answers import UNREADABLE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -128,7 +130,7 @@ class Journal:
     def _resume(self) -> None:
         try:
             found = msgspec.json.decode(self.checkpoint.read_bytes(), type=Progress)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise click.ClickException(
                 f"{self.checkpoint} is no checkpoint ({error}): remove it to start over"
             ) from None

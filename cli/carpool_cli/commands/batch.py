@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -36,6 +37,9 @@ REQUESTS: Literal["openai"] = "openai"
 
 TIMEOUT = 60.0
 """Seconds for one batch of a server unless given."""
+
+NOTE_EVERY = 5.0
+"""Seconds between two lines on requests that wait to be sent again: many may wait, for one reason."""
 
 
 @click.command(
@@ -208,6 +212,7 @@ def command(
             max_bad=max_bad,
             clock=time.monotonic,
             stopping=Stopping(),
+            waits=Waits(time.monotonic),
         )
         if journal.resumed:
             click.echo(f"continuing after row {journal.progress.number}: {journal.progress.answered} are answered")
@@ -297,6 +302,21 @@ def _opened(
         else formats.JsonLines(path, position, number, target.inputs, begin.end)
     )
     return source, target, lambda rows: formats.run_arrays(target, rows)
+
+
+class Waits:
+    """Says why requests wait to be sent again; of all that do, one line in ``NOTE_EVERY`` seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._said_at = -math.inf
+
+    def __call__(self, why: str) -> None:
+        """Say it, unless something was said a moment ago."""
+        now = self._clock()
+        if now - self._said_at >= NOTE_EVERY:
+            self._said_at = now
+            click.echo(why, err=True)
 
 
 def _with_bar(go: Callable[[Callable[[int], None]], None], source: Source) -> None:

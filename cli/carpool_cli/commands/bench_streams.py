@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from carpool.policy.durations import format_seconds
+from carpool_cli.answers import NO_ANSWER, UNREADABLE
 from carpool_cli.live.figures import duration, number
 from carpool_cli.load import servers
 from carpool_cli.load.report import problems
@@ -147,7 +148,7 @@ def _model(server: Address, timeout: float) -> str:
     try:
         connection.request("GET", path)
         found: str = msgspec.json.decode(connection.getresponse().read())["data"][0]["id"]
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError, LookupError, TypeError):
+    except (*NO_ANSWER, *UNREADABLE, LookupError, TypeError):
         raise click.ClickException(f"{server} names no model at {path}: name it with --model") from None
     finally:
         connection.close()

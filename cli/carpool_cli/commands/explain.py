@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import click
 import msgspec
 from msgspec import Struct
 
+from carpool.batching.counters import FAILED
 from carpool.exchange.decision import Reason
 from carpool.exchange.report import NOT_FOUND, OTHER
 from carpool.policy.durations import format_seconds
@@ -68,7 +70,8 @@ def command(
     client = client_of(admin, key_file, workload)
     try:
         if follow:
-            _follow(client, as_json)
+            with suppress(KeyboardInterrupt):  # the usual end of it; of a single look it is none
+                _follow(client, as_json)
             return
         before = client.report() if over else None
         if over:
@@ -76,10 +79,9 @@ def command(
         after, explanation = client.report(), client.explanation()
     except AdminError as error:
         raise click.ClickException(str(error)) from None
-    except KeyboardInterrupt:
-        return
     observed = observe(before, after)
-    shown = explanation.decisions[-last:]
+    # One that is taken again and again stands where it was first taken: of several models that is another order.
+    shown = sorted(explanation.decisions, key=lambda each: each.at)[-last:]
     if as_json:
         document = {
             "tuned": explanation.tuned,
@@ -91,7 +93,7 @@ def command(
         }
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
         return
-    for line in [*not_merged(after), *posted(after), *token_streams(after), *jobs(after)]:
+    for line in [*too_slow(after), *not_merged(after), *posted(after), *token_streams(after), *jobs(after)]:
         click.echo(line)
     if not explanation.tuned:
         click.echo("nothing is tuned here: parameters are fixed, or the mode is Hold")
@@ -123,6 +125,16 @@ def taken_back(rolled_back: RolledBack) -> str:
         f"{rolled_back.model or 'model'}  taken back: {rolled_back.rejected.describe()} (generation "
         f"{rolled_back.generation}) to {rolled_back.back_to.describe()}: {rolled_back.reason}"
     )
+
+
+def too_slow(report: Report) -> list[str]:
+    """Return a line for each model of which one row alone takes longer than the SLO: no batching helps there."""
+    return [
+        f"{name or 'model'}  takes {duration(lane.service_seconds[1])} for one row: no setting meets the SLO of "
+        f"{format_seconds(report.slo_seconds)}; raise it, or make the model faster"
+        for name, lane in report.lanes.items()
+        if lane.executors and lane.service_seconds is not None and lane.service_seconds[1] > report.slo_seconds
+    ]
 
 
 def not_merged(report: Report) -> list[str]:
@@ -223,7 +235,9 @@ def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str
 
 def _why_early(forecast: Predicted | None, slo: float) -> str:
     """Return why requests are refused for the SLO (docs/admission.md), as far as a forecast shows it."""
-    if forecast is None or forecast.p99 is None or forecast.p99 > slo or forecast.miss_fraction > RARE:
+    if forecast is None:
+        return "so it was when requests last came, and nothing is forecast without any"
+    if forecast.p99 is None or forecast.p99 > slo or forecast.miss_fraction > RARE:
         return "the forecast misses it"
     if forecast.utilization > SCARCE:
         return f"device time is scarce, more than {SCARCE:.0%} busy"
@@ -274,6 +288,11 @@ def compared(explanation: Explanation, observed: dict[str, Figures], now: float)
             )
         for label, left, right in zip(COMPARED, is_so, was_said, strict=True):
             yield f"  {label:13} {left:>9}  ({right})"
+        if count := found.misses.get(FAILED):
+            yield (
+                f"  {number(count)} failed, by the model or on the way to it: carpool_requests_total has the codes, "
+                "the model's log the reasons"
+            )
 
 
 COMPARED = ("p50", "p99", "goodput", "misses", "rows per batch")

@@ -170,7 +170,13 @@ def command(
     # 2. Cold runs, ascending; the first size that fails ends it
     runs, cold, used, stopped = _cold_runs(target, sample, max_batch, meter)
     # 3. Rounds and concurrency
-    timings, rates, missing = _rounds(runs, cold, rounds, budget, concurrency)
+    try:
+        timings, rates, missing = _rounds(runs, cold, rounds, budget, concurrency)
+    except targets.TargetError as error:
+        raise click.ClickException(
+            f"{target.name}: a batch that was answered before failed while it was measured: {error}; measure again "
+            "once the model answers all (--concurrency 1 if it takes no two calls at once)"
+        ) from None
     best = min(timings, key=lambda timing: timing.best / timing.rows)
     fitted = memory.fit(used, meter.limit) if meter is not None else None
     profile = DeviceProfile(

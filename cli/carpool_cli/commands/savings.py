@@ -15,7 +15,17 @@ from carpool.policy.parameters import Parameters
 from carpool_cli.options import ADDRESS, AGO, DURATION, PICTURE_FILE, Address, FiniteRange, objective_options, opening
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.money import Price
-from carpool_cli.planning.savings import PLANNED, Stretch, Workload, savings, situation_of, stretches, table, total
+from carpool_cli.planning.savings import (
+    FOLLOWS,
+    PLANNED,
+    Stretch,
+    Workload,
+    savings,
+    situation_of,
+    stretches,
+    table,
+    total,
+)
 from carpool_cli.profiling import device_profile
 
 if TYPE_CHECKING:
@@ -69,9 +79,7 @@ Examples:
 @click.option(
     "--pods",
     type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Pods that have the sidecar's load each.",
+    help="Of a running sidecar: pods that have its load each.  [default: 1]",
 )
 @click.option("--max-batch", type=click.IntRange(1, 65536), help="Set by hand so far, for comparison.")
 @click.option("--max-wait", type=DURATION, help="Likewise.  [default: 0s]")
@@ -92,7 +100,7 @@ def command(
     rate: float | None,
     cv: float,
     trace: Path | None,
-    pods: int,
+    pods: int | None,
     max_batch: int | None,
     max_wait: float | None,
     max_in_flight: int | None,
@@ -118,6 +126,8 @@ def command(
             max_batch=max_batch or 32, max_wait=Duration(max_wait or 0.0), max_in_flight=max_in_flight or 1
         )
     price = None if gpu_hour is None else Price(gpu_hour)
+    if pods is not None and not sidecars:
+        raise click.UsageError("--pods goes with running sidecars: --rate, --trace and Prometheus have the whole load")
     failed: list[str] = []
     if prometheus is not None:
         if rate is not None or trace is not None:
@@ -126,7 +136,7 @@ def command(
     elif path is None:
         if slo is not None or rate is not None or trace is not None:
             raise click.UsageError("--slo-p99, --rate and --trace go with --profile: a sidecar brings its own")
-        read = [_running(each, by_hand, price, pods, key_file, workload) for each in sidecars]
+        read = [_running(each, by_hand, price, pods or 1, key_file, workload) for each in sidecars]
         found, failed = [one for each, _ in read for one in each], [one for _, each in read for one in each]
     else:
         if slo is None:
@@ -268,3 +278,4 @@ def _show(found: Sequence[Workload], failed: Sequence[str], *, as_json: bool) ->
         click.echo("in all, but for what is left out" if failed else "in all")
         click.echo(assumptions.lines(table(total(found))))
     click.echo(PLANNED)
+    click.echo(FOLLOWS)

@@ -13,6 +13,7 @@ import msgspec
 import uvloop
 
 from carpool.policy.durations import Duration
+from carpool_cli.answers import UNREADABLE
 from carpool_cli.load.standin_engine import StandinEngine
 from carpool_cli.load.standin_server import Device, Nastiness, Standin
 from carpool_cli.options import DURATION, INPUT_FILE
@@ -163,7 +164,7 @@ def _is_engine(path: Path) -> bool:
     """Say whether a profile is an engine's; what is no JSON is judged elsewhere."""
     try:
         return "step" in msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return False
 
 

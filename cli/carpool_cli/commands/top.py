@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -48,12 +49,11 @@ def command(*, admin: Address, once: bool, key_file: Path | None, workload: str 
         client.report()
         if once or not sys.stdout.isatty():
             _once(client)
-        else:
+            return
+        with suppress(KeyboardInterrupt):  # the usual end of a live view; of a single look it is none
             watch(client, "carpool")
     except AdminError as error:
         raise click.ClickException(str(error)) from None
-    except KeyboardInterrupt:
-        return
 
 
 def watch(

@@ -411,7 +411,8 @@ def _endpoints(config: SidecarConfig, server: Address, client: AdminClient, firs
         f"  try       {first(ready)}",
     ]
     if not ready:
-        lines.append(f"  waiting for {_served(config)}: {readiness}; requests get 503 until it is ready")
+        why = readiness if config.llm is None else "its engine starts"
+        lines.append(f"  waiting for {_served(config)}: {why}; requests get 503 until it is ready")
     return lines
 
 

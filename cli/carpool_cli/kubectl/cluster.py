@@ -112,7 +112,7 @@ class Cluster(NamedTuple):
         Raises ``click.ClickException`` with the names that are near where there is none.
         """
         try:
-            return _read(self.run("get", RESOURCE, name, "--output=json"))
+            return read_object(self.run("get", RESOURCE, name, "--output=json"))
         except NotFoundError:
             raise NotFoundError(self._missing(name, self.names())) from None
 
@@ -122,7 +122,8 @@ class Cluster(NamedTuple):
         Raises ``click.ClickException``.
         """
         where = ["--all-namespaces"] if everywhere else []
-        found: list[dict[str, Any]] = _read(self.run("get", resource, *arguments, *where, "--output=json"))["items"]
+        printed = self.run("get", resource, *arguments, *where, "--output=json")
+        found: list[dict[str, Any]] = read_object(printed)["items"]
         return found
 
     def list(self, *, everywhere: bool = False) -> list[dict[str, Any]]:
@@ -153,7 +154,11 @@ def alive(pods: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 _FLAGS = ("--namespace", "--context", "--kubeconfig")
 
 
-def _read(text: str) -> dict[str, Any]:
+def read_object(text: str) -> dict[str, Any]:
+    """Return what kubectl printed as JSON.
+
+    Raises ``click.ClickException``.
+    """
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Struct, field
 
 from carpool.policy.plain import PolicyError, from_plain
-from carpool_cli.kubectl.cluster import PAUSED
+from carpool_cli.kubectl.cluster import PAUSED, ForbiddenError, NoKindError, NotFoundError, read_object
+from carpool_operator.api import annotations as asked
 from carpool_operator.api.status import DEFECTS, ConditionStatus, ConditionType, Status
 from carpool_operator.workloads import registry
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from carpool_cli.kubectl.cluster import Cluster
     from carpool_operator.api.status import Condition
+    from carpool_operator.workloads.kind import Kind
 
 
 class Metadata(Struct, frozen=True, rename="camel"):
@@ -105,11 +107,29 @@ def find(cluster: Cluster, name: str) -> Policy:
         names = ", ".join(policy.metadata.name for policy in found)
         raise click.ClickException(f"{kind} {workload} is tuned by {names}: name one of these")
     if not found:
-        raise click.ClickException(
-            f"no BatchingPolicy tunes {kind} {workload}: kubectl annotate {known.resource(workload)} "
-            f"carpool.dev/slo-p99=50ms{cluster.flags()}"
-        )
+        raise click.ClickException(f"no BatchingPolicy tunes {kind} {workload}: {_why_none(cluster, known, workload)}")
     return found[0]
+
+
+def _why_none(cluster: Cluster, kind: Kind, workload: str) -> str:
+    """Say what a workload lacks that has no policy: itself, right annotations, an operator, or any annotation."""
+    resource = kind.resource(workload)
+    try:
+        metadata = read_object(cluster.run("get", resource, "--output=json")).get("metadata", {})
+    except NotFoundError:
+        return f"there is none here: kubectl get {resource.partition('/')[0]} -A shows all"
+    except (ForbiddenError, NoKindError):
+        metadata = {}  # one may read policies alone
+    wish = asked.read(kind.name, workload, metadata.get("annotations") or {})
+    if wish.problems:
+        return "; ".join(wish.problems)
+    if wish.spec is not None:
+        return f"it has the annotations, so check that the operator {RUNS}"
+    return f"kubectl annotate {resource} carpool.dev/slo-p99=50ms{cluster.flags()}"
+
+
+RUNS = "runs (kubectl get pods -A -l app.kubernetes.io/part-of=carpool) and watches this namespace"
+"""What is to be checked of an operator that says nothing."""
 
 
 def _is(policy: Policy, kind: ConditionType) -> bool:
@@ -126,10 +146,7 @@ def problems(policy: Policy) -> Iterator[str]:
     """Say what is wrong, and what to do, a line each."""
     status, meta = policy.status, policy.metadata
     if status.observed_generation is None:
-        yield (
-            "the operator has not reported yet: check that it runs (kubectl get pods -A -l "
-            "app.kubernetes.io/part-of=carpool) and watches this namespace"
-        )
+        yield f"the operator has not reported yet: check that it {RUNS}"
         return
     if status.observed_generation < meta.generation:
         yield "the operator has not seen the last edit of the spec yet; what follows is about the previous one"

@@ -60,7 +60,8 @@ def command(*, name: str | None, everywhere: bool, output: str | None, check: bo
                 "no policies here",
                 "" if everywhere else ": -A shows those of all namespaces, and",
                 ": " if everywhere else " ",
-                "kubectl annotate deployment/NAME carpool.dev/slo-p99=50ms makes one",
+                "kubectl annotate deployment/NAME carpool.dev/slo-p99=50ms makes one. Of a Deployment that is "
+                "annotated, kubectl carpool status deployment/NAME says what is missing",
             )
         elif name is not None:
             _in_full(found[0], now)

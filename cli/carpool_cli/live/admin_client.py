@@ -16,6 +16,7 @@ from carpool.exchange.decision import Reason
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy
+from carpool_cli.answers import NO_ANSWER, UNREADABLE
 from carpool_cli.options import need
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class AdminClient:
             return report.decode(self._ask(f"/v1/stats?arrivals={RECENT_ARRIVALS}" if arrivals else "/v1/stats"))
         except PolicyError as error:
             raise self._differs("/v1/stats", error) from None
+        except UNREADABLE:
+            raise self._other("/v1/stats") from None
 
     def policy(self) -> BatchingPolicy:
         """Return the policy in force.
@@ -122,7 +125,7 @@ class AdminClient:
         except PolicyError as error:
             raise self._differs("/v1/config", error) from None
         except (KeyError, TypeError):
-            raise AdminError(f"{self.address}/v1/config does not answer like a sidecar's admin port") from None
+            raise self._other("/v1/config") from None
 
     def explanation(self) -> Explanation:
         """Return the last decisions.
@@ -141,8 +144,8 @@ class AdminClient:
         """
         try:
             return msgspec.json.decode(self._ask(path))
-        except msgspec.DecodeError:
-            raise AdminError(f"{self.address}{path} does not answer like a sidecar's admin port") from None
+        except UNREADABLE:
+            raise self._other(path) from None
 
     def _ask(self, path: str) -> bytes:
         connection = http.client.HTTPConnection(self.address.host, self.address.port, timeout=self._timeout)
@@ -150,8 +153,9 @@ class AdminClient:
             connection.request("GET", self.address.path + path, headers=self._headers)
             answer = connection.getresponse()
             body = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise AdminError(f"no sidecar answers at {self.address}: {error}; name its admin port") from None
+        except NO_ANSWER as error:
+            why = str(error) or type(error).__name__
+            raise AdminError(f"no sidecar answers at {self.address}: {why}; name its admin port") from None
         finally:
             connection.close()
         if answer.status in {401, 403}:
@@ -177,6 +181,9 @@ class AdminClient:
             return f"{self.address} refuses: {words}"
         return f"{self.address} wants the admin key: give --key-file"
 
+    def _other(self, path: str) -> AdminError:
+        return AdminError(f"{self.address}{path} does not answer like a sidecar's admin port")
+
     def _differs(self, path: str, error: PolicyError) -> AdminError:
         return AdminError(f"{self.address}{path} does not answer like this version: {error}")
 
@@ -185,7 +192,7 @@ def _words(body: bytes) -> str:
     """Return what an answer that is no 200 says."""
     try:
         return str(msgspec.json.decode(body)["error"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (*UNREADABLE, KeyError, TypeError):
         return body[:200].decode("utf-8", "replace")
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from carpool.exchange.report import Report
 from carpool.policy.durations import format_seconds
-from carpool_cli.commands.explain import message_of, not_batched, not_merged
+from carpool_cli.commands.explain import message_of, not_batched, not_merged, too_slow
 from carpool_cli.live.admin_client import Explanation
 from carpool_cli.live.figures import Figures, Passed, duration, figures_of, passed_on
 from carpool_cli.live.first_call import wrapped
@@ -98,7 +98,8 @@ class Sight(Struct, frozen=True, kw_only=True):
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column()
-        rows: list[tuple[str, str | Text]] = [("batches", Text(line, "bold red")) for line in not_merged(report)]
+        rows: list[tuple[str, str | Text]] = [("slo", Text(line, "bold red")) for line in too_slow(report)]
+        rows += [("batches", Text(line, "bold red")) for line in not_merged(report)]
         if not only_streams(report):
             rows += self._batches(max(min(width - BESIDE, HISTORY), 8))
         rows += [
@@ -172,9 +173,11 @@ class Sight(Struct, frozen=True, kw_only=True):
         table = Table.grid(padding=(0, 1))
         table.add_column(style="dim", justify="right", no_wrap=True, min_width=8)
         table.add_column()
+        several = len({each.model for each in self.explanation.decisions}) > 1
         for each in told(self.explanation.decisions):
             decision = each.decision
-            line = Text(str(decision.reason), "cyan" if decision.change else "")
+            line = Text(f"{each.model or 'model'} " if several else "")
+            line.append(str(decision.reason), "cyan" if decision.change else "")
             again = f" ({each.times} times)" if each.times > 1 else ""
             line.append(f"{again}: {message_of(each, not_batched(self.report))}", "default")
             table.add_row(ago(self.now - each.at), line)
@@ -240,7 +243,8 @@ def _rode_alone(earlier: Report, later: Report) -> dict[str, int]:
 def told(decisions: Sequence[Explained]) -> Iterable[Explained]:
     """Return the newest decision of each model whatever it was, and all changes; newest first."""
     seen: set[str] = set()
-    for each in reversed(decisions):
+    # One that is taken again and again stands where it was first taken: others may have been taken since.
+    for each in sorted(decisions, key=lambda each: each.at, reverse=True):
         if each.decision.change or each.model not in seen:
             yield each
         seen.add(each.model)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import http.client
 import math
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta, Struct
+
+from carpool_cli.answers import NO_ANSWER, UNREADABLE
 
 if TYPE_CHECKING:
     from carpool_cli.options import Address
@@ -25,12 +28,12 @@ def curl_line(server: Address, models: list[str], timeout: float = 2.0) -> str |
     ``models`` may be served there; one that the server lists itself is found too. ``None`` where no model describes
     itself: V1 has no words for it.
     """
-    listed = _get(server, "/v1/models", timeout).get("models", [])
-    for model in [*models, *(str(name) for name in listed)]:
-        described = _get(server, f"/v2/models/{model}", timeout)
-        if "inputs" not in described:
+    listed = _get(server, "/v1/models", _Listed, timeout)
+    for model in [*models, *map(str, () if listed is None else listed.models)]:
+        described = _get(server, f"/v2/models/{model}", _Described, timeout)
+        if described is None:
             continue
-        body = example(described["inputs"])
+        body = example(msgspec.to_builtins(described.inputs))
         if body is None:
             return f"curl {server}/v2/models/{model}"
         return f"curl {server}/v2/models/{model}/infer -d {shlex.quote(body)}"
@@ -85,15 +88,32 @@ _VALUES: dict[str, object] = {
 }
 
 
-def _get(server: Address, path: str, timeout: float) -> dict[str, Any]:
-    """Return a JSON object; an empty one where there is none to be had."""
+class _Listed(Struct):
+    models: list[Any]
+
+
+class _Input(Struct):
+    name: str
+    datatype: str
+    shape: Annotated[list[int], Meta(min_length=1)]
+
+
+class _Described(Struct):
+    inputs: list[_Input]
+
+
+T = TypeVar("T")
+
+
+def _get(server: Address, path: str, form: type[T], timeout: float) -> T | None:
+    """Return a JSON object of this form; None where there is none to be had."""
     connection = http.client.HTTPConnection(server.host, server.port, timeout=timeout)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
         body = answer.read()
-        return msgspec.json.decode(body, type=dict[str, Any]) if answer.status == 200 else {}
-    except (OSError, http.client.HTTPException, msgspec.DecodeError):
-        return {}
+        return msgspec.json.decode(body, type=form) if answer.status == 200 else None
+    except (*NO_ANSWER, *UNREADABLE):
+        return None
     finally:
         connection.close()

@@ -11,6 +11,7 @@ from urllib.request import Request, urlopen
 import msgspec
 from msgspec import Struct
 
+from carpool_cli.answers import NO_ANSWER, UNREADABLE
 from carpool_cli.planning.history import HistoryError, Series
 
 if TYPE_CHECKING:
@@ -64,12 +65,13 @@ def _one(url: str, fields: dict[str, str]) -> list[Series]:
             told = error.read(TOLD).decode("utf-8", "replace")
         hint = f"; it may want a token, in {TOKEN}" if error.code in {401, 403} else ""
         raise HistoryError(f"{url} answered {error.code}: {told}{hint}") from None
-    except (URLError, OSError) as error:
+    except (URLError, *NO_ANSWER) as error:
+        why = getattr(error, "reason", None) or str(error) or type(error).__name__
         raise HistoryError(
-            f"{url} does not answer: {getattr(error, 'reason', error)}. Name the base URL of a Prometheus, or reach it "
+            f"{url} does not answer: {why}. Name the base URL of a Prometheus, or reach it "
             "first, e.g. by kubectl port-forward"
         ) from None
-    except msgspec.DecodeError:
+    except UNREADABLE:
         raise HistoryError(f"{url} answered no JSON of Prometheus's: is it its base URL?") from None
     if answer.status != "success" or answer.data is None:
         raise HistoryError(f"{url}: {answer.error[:TOLD]}")

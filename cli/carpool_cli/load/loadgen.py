@@ -21,7 +21,7 @@ from carpool_sidecar.http1.messages import content_length, encode_request_head, 
 from carpool_sidecar.tuning.stalls import Stall, StallWatcher
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
     from random import Random
 
     from carpool_cli.load.servers import Protocol, Request
@@ -35,6 +35,9 @@ FAILURES: tuple[str, ...] = (*get_args(FailureKind), MISMATCH)
 
 COMPLAINT = 200
 """Bytes kept of an answer that is an error."""
+
+MAX_COMPLAINTS = 32
+"""Errors told apart by what they say; servers write times and names of requests into them."""
 
 
 class Recording(NamedTuple):
@@ -53,8 +56,10 @@ class Recording(NamedTuple):
     seconds: float
     """Wall time from the start to the last answer."""
     most_outstanding: int
-    complaints: Mapping[int, str] = {}
-    """How the first answer of each status but 2xx began."""
+    complaints: Sequence[str] = ()
+    """How answers with another status than 2xx began, each text once."""
+    complained: Sequence[int] = ()
+    """For each request the place of its answer's text in ``complaints``, counted from 1; 0: none was kept."""
     stopped_at: float | None = None
     """When it was stopped before its end. Requests without an answer then are not in the recording."""
     left_out: int = 0
@@ -130,7 +135,8 @@ class LoadGenerator:
         self._status = array("h", bytes(2 * len(due)))
         self._outstanding: dict[int, Call] = {}
         self._most_outstanding = 0
-        self._complaints: dict[int, str] = {}
+        self._complaints: dict[str, int] = {}  # their place, counted from 1
+        self._complained = array("B", bytes(len(due)))
         self._started = 0.0
         self._settled = asyncio.Event()
         self._sending: asyncio.Task[None] | None = None
@@ -176,7 +182,8 @@ class LoadGenerator:
                 cpu_seconds,
                 seconds,
                 self._most_outstanding,
-                self._complaints,
+                list(self._complaints),
+                self._complained,
             )
         ended = [index for index, status in enumerate(self._status) if status]
         return Recording(
@@ -188,7 +195,8 @@ class LoadGenerator:
             cpu_seconds,
             seconds,
             self._most_outstanding,
-            self._complaints,
+            list(self._complaints),
+            [self._complained[index] for index in ended],
             self._stopped_at,
             left_out,
         )
@@ -224,9 +232,11 @@ class LoadGenerator:
         if not self._outstanding:
             self._settled.set()
 
-    def complain(self, status: int, body: bytes) -> None:
+    def complain(self, index: int, body: bytes) -> None:
         """Keep what an answer that is none says."""
-        self._complaints.setdefault(status, " ".join(body[:COMPLAINT].decode("utf-8", "replace").split()))
+        text = " ".join(body[:COMPLAINT].decode("utf-8", "replace").split())
+        if text and (text in self._complaints or len(self._complaints) < MAX_COMPLAINTS):
+            self._complained[index] = self._complaints.setdefault(text, len(self._complaints) + 1)
 
     def verify(self, index: int, headers: Headers, body: bytes) -> None:
         """Check a good answer, where that was asked for; its time has been taken already."""
@@ -249,7 +259,7 @@ class _Shot:
         if status == 200:
             self._generator.verify(self._index, headers, bytes(body))
         elif not 200 <= status < 300:
-            self._generator.complain(status, bytes(body[:COMPLAINT]))
+            self._generator.complain(self._index, bytes(body[:COMPLAINT]))
 
     def failed(self, error: UpstreamError) -> None:
         self._generator.settle(self._index, -1 - FAILURES.index(error.kind))

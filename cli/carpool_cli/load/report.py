@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from carpool_cli.load.loadgen import FAILURES
+from carpool_cli.load.loadgen import FAILURES, MAX_COMPLAINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +20,9 @@ WINDOW = 1.0
 
 LATE = 0.005
 """Seconds that one request in a hundred may leave late before the generator is named: timers have 1 ms."""
+
+MOST_TEXTS = 4
+"""Texts shown of the errors with one status."""
 
 BUSY = 0.85
 """Share of a core beyond which the generator is named: Python is one core, and the last of it is queueing."""
@@ -71,8 +74,8 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
     goodput: float
     good_share: float
     errors: dict[str, int]
-    complaints: dict[str, str]
-    """How the first answer of each status in ``errors`` began."""
+    complaints: dict[str, dict[str, int]]
+    """How answers of each status in ``errors`` began, and how many did so, the most first."""
     latency: Percentiles | None
     steady: Percentiles | None
     steady_good_share: float | None
@@ -100,11 +103,19 @@ def nearest_rank(ordered: Sequence[float], q: float) -> float:
     return ordered[max(math.ceil(q * len(ordered)) - 1, 0)]
 
 
-def problems(url: str, errors: Mapping[str, int], said: Mapping[str, str], limits: Sequence[str]) -> Iterator[str]:
+def problems(
+    url: str, errors: Mapping[str, int], complaints: Mapping[str, Mapping[str, int]], limits: Sequence[str]
+) -> Iterator[str]:
     """Yield what went wrong, a line each: errors by kind, and what the generator itself could not do."""
     for name, count in errors.items():
-        first = f"; the first: {said[name]}" if name in said else ""
-        yield f"{'status ' + name if name.isdigit() else name}: {count} from POST {url}{first}"
+        line = f"{'status ' + name if name.isdigit() else name}: {count} from POST {url}"
+        said = list(complaints.get(name, {}).items())
+        if len(said) == 1:
+            line += f"; the first: {said[0][0]}"
+        yield line
+        # The same status may have several reasons: a model that is gone, and refusals behind it.
+        if len(said) > 1:
+            yield from (f"  {many} of them: {text}" for text, many in said[:MOST_TEXTS])
     for limit in limits:
         yield f"THE GENERATOR WAS A BOTTLENECK: {limit}"
 
@@ -142,7 +153,13 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
     # 2. Outcomes
     ok = [index for index in measured if _ok(status[index])]
     good = sum(window.good for window in windows)
-    errors = Counter(_name(status[index]) for index in measured if not _ok(status[index]))
+    failed = [index for index in measured if not _ok(status[index])]
+    errors = Counter(_name(status[index]) for index in failed)
+    said = Counter(
+        (_name(status[index]), recording.complaints[recording.complained[index] - 1])
+        for index in failed
+        if recording.complained and recording.complained[index]
+    )
     steady = [index for index in steady_indices if _ok(status[index])]
     steady_good = sum(done[index] - due[index] <= slo for index in steady)
     # 3. The generator itself
@@ -171,7 +188,7 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
         goodput=good / seconds,
         good_share=good / len(measured),
         errors=dict(errors.most_common()),
-        complaints={_name(code): text for code, text in recording.complaints.items() if _name(code) in errors and text},
+        complaints=by_status(said),
         latency=percentiles([done[index] - due[index] for index in ok]),
         steady=percentiles([done[index] - due[index] for index in steady]),
         steady_good_share=steady_good / len(steady_indices) if steady_indices else None,
@@ -186,6 +203,14 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
         most_outstanding=recording.most_outstanding,
         generator_limits=limits,
     )
+
+
+def by_status(said: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    """Sort texts of errors by their status, the most frequent first."""
+    found: dict[str, dict[str, int]] = {}
+    for (name, text), count in said.most_common(MAX_COMPLAINTS):
+        found.setdefault(name, {})[text] = count
+    return found
 
 
 def _ok(status: int) -> bool:

@@ -12,6 +12,7 @@ import click
 import msgspec
 from msgspec import Struct
 
+from carpool_cli.answers import NO_ANSWER, UNREADABLE
 from carpool_cli.load import tensors
 from carpool_cli.load.tensors import CODES, Malformed, Tensor
 
@@ -126,21 +127,25 @@ def inputs_of(address: Address, model: str, timeout: float) -> list[InputSpec]:
     Raises ``click.ClickException`` naming what to do instead.
     """
     path = f"{address.path}/v2/models/{model}"
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
     try:
-        connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
         connection.request("GET", path)
         answer = connection.getresponse()
         body = answer.read()
+    except NO_ANSWER as error:
+        why = str(error) or type(error).__name__
+        raise click.ClickException(
+            f"no answer from {address}: {why}; is the server up? Does it speak HTTP there?"
+        ) from None
+    finally:
         connection.close()
-    except OSError as error:
-        raise click.ClickException(f"no answer from {address}: {error}; is the server up?") from None
     if answer.status == 503:
         raise click.ClickException(f"model {model!r} at {address} is not ready (status 503): try again once it serves")
     try:
         if answer.status != 200:
             raise Malformed(f"status {answer.status}")  # noqa: TRY301 - one message for both ways to fail
         described = msgspec.json.decode(body, type=_Metadata).inputs
-    except (Malformed, msgspec.DecodeError) as error:
+    except (Malformed, *UNREADABLE) as error:
         raise click.ClickException(
             f"no metadata of model {model!r} at {address} ({error}): check --model, or describe its input by --shape"
         ) from None
@@ -242,7 +247,7 @@ def nested(values: Sequence[Any], shape: tuple[int, ...]) -> Any:  # noqa: ANN40
 def _decoded(body: bytes) -> Any:  # noqa: ANN401 - any JSON
     try:
         return msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Malformed(str(error)) from None
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from carpool_cli.load.report import BUSY, LATE, Percentiles, nearest_rank, percentiles
+from carpool_cli.load.report import BUSY, LATE, Percentiles, by_status, nearest_rank, percentiles
 
 if TYPE_CHECKING:
     from carpool.generation.requests import Slo
@@ -41,8 +41,8 @@ class StreamReport(Struct, frozen=True, kw_only=True, rename="camel"):
     itl: Percentiles | None
     whole: Percentiles | None
     errors: dict[str, int]
-    complaints: dict[str, str]
-    """How the first answer of each kind in ``errors`` began."""
+    complaints: dict[str, dict[str, int]]
+    """How answers of each kind in ``errors`` began, and how many did so, the most first."""
     pauses: int
     paused_seconds: float
     most_outstanding: int
@@ -71,10 +71,7 @@ def summarize(recording: StreamRecording, *, slo: Slo, warm_up: float, seconds: 
     if cpu > BUSY:
         limits.append(f"this process used {cpu:.0%} of a core: lower --rate or run several")
     errors = Counter(each.failure for each in measured if each.failure)
-    complaints: dict[str, str] = {}
-    for each in measured:
-        if each.complaint:
-            complaints.setdefault(each.failure, each.complaint)
+    said = Counter((each.failure, each.complaint) for each in measured if each.complaint)
     output = sum(each.output_tokens for each in complete)
     return StreamReport(
         seconds=seconds,
@@ -94,7 +91,7 @@ def summarize(recording: StreamRecording, *, slo: Slo, warm_up: float, seconds: 
         itl=percentiles([gap for each in complete for gap in each.gaps]),
         whole=percentiles([each.last - each.due for each in complete]),
         errors=dict(errors.most_common()),
-        complaints=complaints,
+        complaints=by_status(said),
         pauses=len(pauses),
         paused_seconds=sum(stall.end - stall.start for stall in pauses),
         most_outstanding=recording.most_outstanding,

@@ -13,6 +13,7 @@ import httptools
 import msgspec
 from msgspec import Struct
 
+from carpool_cli.answers import UNREADABLE
 from carpool_cli.load.loadgen import COMPLAINT, when_due
 from carpool_sidecar.http1.messages import content_length, encode_request_head
 from carpool_sidecar.tuning.stalls import Stall, StallWatcher
@@ -107,7 +108,7 @@ class Answer:
             return
         try:
             event = msgspec.json.decode(data, type=_Event)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             self.error = f"an event that does not read: {error}"
             return
         if event.error is not None:

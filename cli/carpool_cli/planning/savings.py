@@ -276,3 +276,8 @@ def table(workload: Workload | Sequence[Way]) -> list[tuple[str, ...]]:
 
 PLANNED = f"replicas: up to {FULL:.0%} of what one serves within the SLO"
 """A line under a table."""
+
+FOLLOWS = (
+    "requests/s a replica: the most within the SLO; a setting that Carpool chose is for this load, and changes with it"
+)
+"""Another: a batch of 3 rows that is chosen at 250/s does not serve the 1,500/s beside it."""

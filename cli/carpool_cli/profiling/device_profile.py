@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from carpool.learning.latency_model import ServiceTime
+from carpool_cli.answers import UNREADABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +52,7 @@ def load(path: Path) -> DeviceProfile:
         profile = msgspec.json.decode(path.read_bytes(), type=DeviceProfile)
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise click.ClickException(
             f"{path}: {error}. A profile has name, source, executors, rows, seconds, cv; `carpool profile` writes one"
         ) from None

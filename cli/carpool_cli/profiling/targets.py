@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from carpool.policy.plain import PolicyError
+from carpool_cli.answers import NO_ANSWER, UNREADABLE
 from carpool_cli.load import servers, tensors
 from carpool_cli.load.servers import InputSpec, Request
 from carpool_cli.load.tensors import Malformed
@@ -128,7 +129,7 @@ class Connections:
             connection.request("POST", path, body, {name.decode(): value.decode() for name, value in headers})
             answer = connection.getresponse()
             return answer, answer.read()
-        except (OSError, http.client.HTTPException) as error:
+        except NO_ANSWER as error:
             connection.close()  # the next request opens it again
             raise TargetError(
                 f"no answer from {self._address}: {error or type(error).__name__}", input_fault=False
@@ -201,7 +202,7 @@ class ServerTarget:
             except ValueError:  # ragged
                 array = np.empty(len(rows), object)
                 array[:] = rows
-        except (Malformed, msgspec.DecodeError) as error:
+        except (Malformed, *UNREADABLE) as error:
             raise TargetError(f"the answer is no {self._protocol} answer: {error}", input_fault=False) from None
         return {"predictions": array}
 

@@ -121,7 +121,7 @@ class Health:
         else:
             self.ready = False
             self._gone = True
-            self.reason = "the model does not accept connections"
+            self.reason = answer.why
         if was_ready and not self.ready and answer.reachable and self._patience.bears(self._clock()):
             self.ready, self.reason = True, before
         elif answer.status or not self.ready or (answer.foreign and self._heard.speech is not Speech.V2):

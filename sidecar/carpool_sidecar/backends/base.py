@@ -38,12 +38,14 @@ class Document(NamedTuple):
 
     ``status`` is 0 where there was none: ``reachable`` says whether somebody was there, too slow, or nobody at all;
     ``foreign`` that the server accepted the connection, and hung up, sent what is no HTTP/1.1, or was asked nothing.
+    ``why`` says in words why there was nobody.
     """
 
     status: int
     body: bytes = b""
     reachable: bool = True
     foreign: bool = False
+    why: str = ""
 
 
 class Traffic(NamedTuple):

@@ -174,7 +174,7 @@ class UpstreamBackend:
         try:
             link = await self._questions.tunnel(patience=self._ask_timeout)
         except UpstreamError as error:
-            return Document(0, reachable=error.kind != "refused")
+            return _nobody(error)
         link.close()
         return Document(0, foreign=True)
 
@@ -196,4 +196,9 @@ class _Question:
         if not self.answer.done():
             # TLS servers, and others that don't know the question, hang up: that is an answer, too.
             foreign = error.kind in {"protocol", "reset"}
-            self.answer.set_result(Document(0, reachable=error.kind != "refused", foreign=foreign))
+            self.answer.set_result(Document(0, foreign=True) if foreign else _nobody(error))
+
+
+def _nobody(error: UpstreamError) -> Document:
+    """Return the answer to a question that nobody answered: a server that is too slow, or none at all."""
+    return Document(0, reachable=False, why=str(error)) if error.kind == "refused" else Document(0)

@@ -95,7 +95,7 @@ class Noted(Stopping):
         return self.is_set()
 
 
-def work(tmp_path, run, *, size=20, batch=8, concurrency=1, retries=3, source=None, ahead=0, stopping=None):
+def work(tmp_path, run, *, size=20, batch=8, concurrency=1, retries=3, source=None, ahead=0, stopping=None, said=None):
     stopping = stopping or Noted()
     sizes = SizeSearch(batch)
     sizes.size, sizes.settled = batch, True
@@ -106,7 +106,7 @@ def work(tmp_path, run, *, size=20, batch=8, concurrency=1, retries=3, source=No
     with Journal(tmp_path / "out", "job") as journal:
         job = Job(
             source or Numbers(size), texts, journal, sizes, concurrency=concurrency, retries=retries, max_bad=None,
-            clock=lambda: 0.0, stopping=stopping, ahead=ahead,
+            clock=lambda: 0.0, stopping=stopping, ahead=ahead, waits=[].append if said is None else said.append,
         )  # fmt: skip
         job.go(lambda position: None)
         journal.finish(None)
@@ -238,7 +238,9 @@ def test_a_server_says_when_to_come_again(tmp_path):
             raise TargetError("busy", input_fault=False, retry_after=1.5)
         return rows
 
-    assert work(tmp_path, run)[3] == [1.5, 2.0]
+    said = []
+    assert work(tmp_path, run, said=said)[3] == [1.5, 2.0]
+    assert said == ["busy; sent again in 1.5s", "busy; sent again in 2s"]
 
 
 def test_what_may_be_the_rows_own_fault_is_in_the_end(tmp_path):

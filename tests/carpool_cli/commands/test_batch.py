@@ -8,6 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+from carpool_cli.commands.batch import Waits
+
 
 def lines(path):
     return path.read_text().splitlines()
@@ -235,3 +237,12 @@ def test_wrong_shards_are_named(carpool, rows, tmp_path, options, says):
     result = carpool("batch", rows, tmp_path / "out.jsonl", "--upstream", "http://127.0.0.1:1", *options)
     assert result.exit_code == 2
     assert says in result.output
+
+
+def test_of_all_that_wait_to_be_sent_again_one_line_is_said_in_five_seconds(capsys):
+    now = [0.0]
+    waits = Waits(lambda: now[0])
+    for at, why in ((0.0, "a"), (4.9, "b"), (5.0, "c"), (5.1, "d")):
+        now[0] = at
+        waits(why)
+    assert capsys.readouterr().err == "a\nc\n"

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import DURATION_BOUNDS, ModelStats, Stats
 from carpool.exchange.decision import Reason
-from carpool.exchange.report import NOT_FOUND, Forwarded, ModelEntry, Queue, Report, RolledBack
+from carpool.exchange.report import NOT_FOUND, Forwarded, Lane, ModelEntry, Queue, Report, RolledBack
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.tuning import plan
@@ -21,6 +21,7 @@ from carpool_cli.commands.explain import (
     posted,
     taken_back,
     text_of,
+    too_slow,
 )
 from carpool_cli.live.admin_client import Decided, Explained, Explanation, LastBusy, Predicted
 
@@ -79,6 +80,7 @@ def test_utilization_target_and_what_another_objective_would_do_are_shown():
         (replace(PREDICTED, p99=0.051), "the forecast misses it"),
         (replace(ROOM, utilization=0.42, miss_fraction=0.4), "the forecast misses it"),
         (replace(PREDICTED, p99=None), "the forecast misses it"),
+        (None, "so it was when requests last came, and nothing is forecast without any"),
     ],
 )
 def test_that_requests_are_refused_is_explained_by_the_forecast_beside_it(predicted, says):
@@ -131,6 +133,35 @@ def test_after_the_load_its_last_busy_minute_stands_beside_its_forecast():
     assert said[3].split() == ["goodput", "9.9/s", "(299/s)"]
     assert said[4].split() == ["misses", "1.00%", "(0.10%)"]
     assert len(said) == 6
+
+
+def test_what_failed_is_no_matter_of_batching_and_says_where_to_look():
+    model = ModelStats(arrivals=60, served=60, misses={"late": 2, "failed": 58})
+    kept = {"m": LastBusy(at=1000.0, seconds=60.0, stats=model)}
+    said = list(compared(Explanation(True, [], kept), {}, 1300.0))
+    assert said[-1].startswith("  58 failed, by the model or on the way to it: carpool_requests_total")
+
+
+def test_a_model_that_takes_longer_than_the_slo_says_that_no_setting_helps():
+    def lane(seconds):
+        return Lane(
+            parameters=Parameters(), pass_through=False, queued_requests=0, cap=8, quarantined=False, executors=1,
+            service_seconds=(0.0, seconds, 2 * seconds),
+        )  # fmt: skip
+
+    report = Report(
+        stats=Stats(at=10.0),
+        uptime_seconds=10.0,
+        ready=True,
+        readiness="ready",
+        generation=1,
+        slo_seconds=0.05,
+        queue=Queue(rows=0, in_flight=0, slots=1),
+        lanes={"m": lane(0.05), "slow": lane(0.308), "new": replace(lane(0.1), executors=None, service_seconds=None)},
+    )
+    assert too_slow(report) == [
+        "slow  takes 308ms for one row: no setting meets the SLO of 50ms; raise it, or make the model faster"
+    ]
 
 
 def test_what_was_taken_back_says_what_and_why():
@@ -251,6 +282,16 @@ def test_a_running_sidecar_explains_itself(up, carpool):
     document = json.loads(carpool("explain", up.admin, "--over", "0s", "--json").output)
     assert document["tuned"] is True
     assert set(document) == {"tuned", "decisions", "observed", "lastBusy", "forwarded", "tokenStreams"}
+
+
+@pytest.mark.parametrize("look", [("explain", "--over", "5s"), ("top", "--once")])
+def test_ctrl_c_within_a_single_look_is_no_success(up, carpool, monkeypatch, look):
+    def stopped(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"carpool_cli.commands.{look[0]}.time.sleep", stopped)
+    result = carpool(*look, up.admin)
+    assert (result.exit_code, result.output) == (130, "Error: stopped\n")
 
 
 def test_nobody_there_is_one_line(carpool):

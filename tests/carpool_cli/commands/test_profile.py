@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from carpool_cli.commands import profile
-from carpool_cli.profiling.targets import OnnxTarget
+from carpool_cli.profiling.targets import OnnxTarget, TargetError
 
 QUICK = ("--rounds", 3, "--for", "1ms", "--concurrency", 1)
 
@@ -78,8 +78,17 @@ def test_ctrl_c_in_the_first_round_leaves_nothing(double, carpool, tmp_path, mon
     assert not (tmp_path / "p.json").exists()
 
 
-def interrupt(monkeypatch, number):
-    """Have the `number`th batch (from 1) ended by Ctrl-C."""
+@pytest.mark.parametrize("call", [4, 11], ids=["in the rounds", "by several callers"])
+def test_a_batch_that_fails_while_it_is_measured_is_one_line(double, carpool, tmp_path, monkeypatch, call):
+    interrupt(monkeypatch, call, TargetError("status 500: no memory", input_fault=False))
+    result = carpool("profile", "--onnx", double, "--rounds", 4, "--max-batch", 2, "--out", tmp_path / "p.json")
+    assert result.exit_code == 1
+    assert "failed while it was measured: status 500: no memory; measure again" in result.output
+    assert not (tmp_path / "p.json").exists()
+
+
+def interrupt(monkeypatch, number, by=KeyboardInterrupt):
+    """Have the `number`th batch (from 1) ended by Ctrl-C, or another exception."""
     prepare, calls = OnnxTarget.prepare, count(1)
 
     def throughputs(run, *_, **__):  # its callers are threads, and Ctrl-C comes in the one that waits for them
@@ -90,7 +99,7 @@ def interrupt(monkeypatch, number):
 
         def once():
             if next(calls) == number:
-                raise KeyboardInterrupt
+                raise by
             return run()
 
         return once

@@ -45,6 +45,7 @@ def test_every_way_is_drawn(carpool, profile, tmp_path):
     result = carpool(*asked, "--plot", tmp_path / "saved.png")
     assert result.exit_code == 0, result.output
     assert "drew" in result.output
+    assert "a setting that Carpool chose is for this load" in result.output
     assert (tmp_path / "saved.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -54,6 +55,10 @@ def test_every_way_is_drawn(carpool, profile, tmp_path):
         ((), "name sidecars"),
         (("--profile", "p.json", ":9090"), "one of the three"),
         (("--prometheus", "http://p:9090", ":9090"), "one of the three"),
+        (
+            ("--profile", "p.json", "--slo-p99", "50ms", "--rate", "10", "--pods", "3"),
+            "--pods goes with running sidecars",
+        ),
         (("--prometheus", "http://p:9090", "--rate", "5"), "Prometheus has the load"),
         (("--prometheus", "p:9090"), "not a server's base URL"),
         (("--prometheus", "http://127.0.0.1:9"), "by kubectl port-forward"),

@@ -25,6 +25,12 @@ words = [each for each in arguments if not each.startswith("--")]
 if words[0] == "config":
     print("from-the-context")
     sys.exit()
+if words[0] == "get" and words[1].startswith(("deployment/", "statefulset/")):
+    if words[1] not in state["workloads"]:
+        print('Error from server (NotFound): %s not found' % words[1], file=sys.stderr)
+        sys.exit(1)
+    print(json.dumps({{"metadata": {{"annotations": state["workloads"][words[1]]}}}}))
+    sys.exit()
 output = next((each.partition("=")[2] for each in arguments if each.startswith("--output=")), "")
 items = state[words[1]] if words[1:2] and words[1] in state else state["policies"]
 if len(words) > 2 and "/" not in words[1]:
@@ -139,7 +145,7 @@ class Kubectl:
 
     def __init__(self, folder) -> None:
         self._folder = folder
-        self._state = {"policies": [], "stderr": "", "printed": None}
+        self._state = {"policies": [], "stderr": "", "printed": None, "workloads": {}}
         program = folder / "kubectl"
         program.write_text(FAKE.format(python=sys.executable, folder=str(folder)))
         program.chmod(0o755)
@@ -150,6 +156,10 @@ class Kubectl:
 
     def holds(self, *policies):
         self._write(policies=list(policies))
+
+    def has(self, workload, **annotations):
+        workloads = {f"carpool.dev/{name.replace('_', '-')}": value for name, value in annotations.items()}
+        self._write(workloads=self._state["workloads"] | {workload: workloads})
 
     def knows(self, *, nodes, pods):
         self._write(nodes=nodes, pods=pods)

@@ -65,8 +65,28 @@ def test_failures_name_the_fix(kubectl, command, stderr, told):
 @pytest.mark.parametrize("command", ["status", "explain", "history", "pause", "resume"])
 def test_names_that_are_not_there(kubectl, command, held, asked, told):
     kubectl.holds(*(kubectl.policy(name, []) for name in held))
+    kubectl.has("deployment/bert")
     result = kubectl.run(command, asked, "-n", "shop")
     assert result.exit_code == 1
+    assert told in result.output
+
+
+@pytest.mark.parametrize(
+    ("annotations", "told"),
+    [
+        ({"slo_p99": "100"}, "carpool.dev/slo-p99 is '100': write a duration"),
+        ({"slo_p99": "50ms", "objectiv": "Latency"}, "did you mean carpool.dev/objective?"),
+        ({"slo_p99": "50ms"}, "it has the annotations, so check that the operator runs"),
+        ({}, "kubectl annotate deployment/bert carpool.dev/slo-p99=50ms"),
+        (None, "there is none here: kubectl get deployment -A shows all"),
+    ],
+)
+def test_why_a_workload_has_no_policy_is_said(kubectl, annotations, told):
+    if annotations is not None:
+        kubectl.has("deployment/bert", **annotations)
+    result = kubectl.run("explain", "deployment/bert")
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: no BatchingPolicy tunes Deployment bert: ")
     assert told in result.output
 
 

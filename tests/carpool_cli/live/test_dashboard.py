@@ -179,12 +179,30 @@ def test_the_hint_can_be_pasted_from_a_narrow_screen():
     assert [url, option, json.loads(sent)] == [*shlex.split(hint)[1:3], json.loads(body)]
 
 
+def test_a_model_that_is_slower_than_the_slo_is_told():
+    slow = report(1.0, lanes={"m": replace(LANE, service_seconds=(0.0, 0.2))})
+    lines = drawn(Watch("carpool").look(slow, NONE, 0.0), 160)
+    assert line(lines, "slo").startswith("slo      m  takes 200ms for one row: no setting meets the SLO of 50ms")
+
+
 def test_changes_are_told_and_what_each_model_does_now():
     assert [each.at for each in told(HISTORY)] == [5.0, 4.0, 3.0, 1.0]
     lines = drawn(Watch("carpool").look(report(1.0), Explanation(tuned=True, decisions=HISTORY), 10.0))
     after = lines[lines.index("decisions") + 1 :]
-    assert after[0].split() == ["5s", "ago", "Converged", "(9", "times):", "because", "at", "5"]
-    assert after[2].split() == ["7s", "ago", "SavesDeviceTime:", "because", "at", "3"]
+    assert after[0].split() == ["5s", "ago", "m", "Converged", "(9", "times):", "because", "at", "5"]
+    assert after[1].split() == ["6s", "ago", "n", "Converged:", "because", "at", "4"]
+    assert after[2].split() == ["7s", "ago", "m", "SavesDeviceTime:", "because", "at", "3"]
+
+
+def test_decisions_are_told_newest_first_where_an_older_one_was_taken_again_since():
+    again = [decided(9.0, Reason.CONVERGED, times=8), decided(4.0, Reason.EXPLORES, change=True, model="n")]
+    again.append(decided(6.0, Reason.CONVERGED, model="n"))
+    assert [each.at for each in told(again)] == [9.0, 6.0, 4.0]
+
+
+def test_decisions_of_the_only_model_do_not_name_it():
+    lines = drawn(Watch("carpool").look(report(1.0), Explanation(tuned=True, decisions=HISTORY[:1]), 10.0))
+    assert lines[-1].split() == ["9s", "ago", "Explores:", "because", "at", "1"]
 
 
 @pytest.mark.parametrize("height", [8, 12, 14, 24])

@@ -6,7 +6,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from carpool_cli.load.loadgen import FAILURES, LoadGenerator, due_times
+from carpool_cli.load.loadgen import FAILURES, MAX_COMPLAINTS, LoadGenerator, due_times
 from carpool_cli.load.servers import Request
 from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.server import Server
@@ -76,8 +76,21 @@ async def test_every_request_is_recorded_and_bodies_take_turns():
     assert recording.most_outstanding == 3
 
 
-async def test_errors_keep_their_status():
-    assert list((await load(Answering(503))).status) == [503, 503, 503]
+async def test_errors_keep_their_status_and_what_they_say():
+    recording = await load(Answering(503))
+    assert list(recording.status) == [503, 503, 503]
+    assert (recording.complaints, list(recording.complained)) == (['{"predictions": [1]}'], [1, 1, 1])
+
+
+async def test_what_errors_say_is_bounded():
+    class Numbering(Answering):
+        def request(self, exchange):
+            self.seen.append(exchange.body)
+            exchange.respond(500, [], b"error %d" % len(self.seen))
+
+    recording = await load(Numbering(500), due=[0.0] * (MAX_COMPLAINTS + 2))
+    assert len(recording.complaints) == MAX_COMPLAINTS
+    assert sorted(recording.complained) == [0, 0, *range(1, MAX_COMPLAINTS + 1)]
 
 
 async def test_a_wrong_echo_is_a_mismatch():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from carpool_cli.load.loadgen import FAILURES, Recording
-from carpool_cli.load.report import nearest_rank, percentiles, summarize
+from carpool_cli.load.report import nearest_rank, percentiles, problems, summarize
 from carpool_sidecar.tuning.stalls import Stall
 
 
@@ -49,6 +49,22 @@ def test_goodput_counts_good_answers_in_time_only():
     assert found.goodput == pytest.approx(2 / 0.5)
     assert found.errors == {"503": 1, "timeout": 1}
     assert found.latency.count == 3
+
+
+def test_errors_of_one_status_are_told_apart_by_what_they_say():
+    late, gone = '{"reason":"predicted-late"}', '{"reason":"upstream-refused"}'
+    seen = recording([0.01] * 6, status=[503, 503, 200, 503, 503, 500])
+    # The first is in the warm-up.
+    seen = seen._replace(complaints=[late, gone, "CUDA"], complained=[1, 1, 0, 2, 2, 3])
+    found = report(seen, warm_up=0.05, seconds=0.6)
+    assert found.errors == {"503": 3, "500": 1}
+    assert found.complaints == {"503": {gone: 2, late: 1}, "500": {"CUDA": 1}}
+    assert list(problems("u", found.errors, found.complaints, [])) == [
+        "status 503: 3 from POST u",
+        f"  2 of them: {gone}",
+        f"  1 of them: {late}",
+        "status 500: 1 from POST u; the first: CUDA",
+    ]
 
 
 def test_the_warm_up_does_not_count():

@@ -34,7 +34,7 @@ def test_good_is_complete_and_within_both_targets():
     assert (found.requests, found.complete, found.good) == (5, 3, 1)
     assert found.goodput == pytest.approx(0.1)
     assert found.errors == {"429": 2}
-    assert found.complaints == {"429": "too many"}
+    assert found.complaints == {"429": {"too many": 1, "other": 1}}
     assert (found.prompt_tokens, found.output_tokens) == (300, 33)
     assert found.ttft.max == pytest.approx(1.5)
     assert found.tpot.max == pytest.approx(0.2)

@@ -43,8 +43,9 @@ def test_a_server_of_another_protocol_is_ready_when_it_answers(health):
 
 
 def test_a_server_that_is_there_again_was_restarted(health):
-    health.observe(Document(0, reachable=False))
+    health.observe(Document(0, reachable=False, why="no connection: Name or service not known"))
     assert (health.ready, health.found) == (False, [])
+    assert health.reason == "no connection: Name or service not known"
     health.observe(Document(200))
     assert health.found == [False]  # the first time there is nothing to forget
     health.observe(Document(200))

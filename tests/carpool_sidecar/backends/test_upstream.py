@@ -80,6 +80,17 @@ async def test_nobody_there_and_nobody_answering_are_told_apart(world, monkeypat
     await world.model.die()
     gone = await made.ask(b"/v2/health/ready")
     assert (gone.status, gone.reachable) == (0, False)
+    assert "Errno 111" in gone.why
+    await made.close()
+
+
+async def test_why_nobody_is_there_is_said_in_the_words_of_the_system(tmp_path):
+    made = UpstreamBackend(
+        Upstream(url=f"unix:{tmp_path}/none.sock"), max_answer=1 << 20, clock=asyncio.get_running_loop().time
+    )
+    for found in (await made.ask(b"/v2/health/ready"), await made.connect()):
+        assert not found.reachable
+        assert "No such file or directory" in found.why
     await made.close()
 
 
