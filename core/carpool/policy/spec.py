@@ -64,6 +64,10 @@ class SLO(Camel, frozen=True):
         return self.percentiles[-1][1]
 
 
+LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Length buckets unless set: no request is padded to more than twice its length, or to 16."""
+
+
 class Axis(StrEnum):
     """Where the rows of a model's tensors lie: ``Auto`` asks the model, ``First`` is dim 0, ``None`` never merges."""
 
@@ -101,6 +105,19 @@ class Bounds(Camel, frozen=True):
     """1 to 32 unless set."""
 
 
+class SequenceAxis(Camel, frozen=True):
+    """Lets requests of different lengths share a batch: shorter rows are padded to the longest of the batch."""
+
+    pad: Annotated[dict[str, float], Meta(min_length=1, max_length=32)]
+    """Inputs that are padded, each with the value that it is padded with: 0 for an attention mask."""
+    axis: Annotated[int, Meta(ge=1, le=8)] = 1
+    """Dimension of the length; dim 0 counts the rows."""
+    lengths: Annotated[tuple[Annotated[int, Meta(ge=1, le=2**20)], ...], Meta(min_length=1, max_length=32)] = LENGTHS
+    """Upper ends of the length buckets: requests of one bucket share batches. Longer requests are not padded."""
+    outputs: Annotated[tuple[str, ...], Meta(max_length=32)] = ()
+    """Outputs that have the length in that dimension, too: each answer is cut back to its request's own length."""
+
+
 class Model(Camel, frozen=True):
     """What is known of one model behind the upstream."""
 
@@ -110,6 +127,8 @@ class Model(Camel, frozen=True):
     """Where its rows lie. V1 `instances` have them first by protocol, unless this says None."""
     max_batch: Annotated[int, Meta(ge=1, le=65536)] | None = None
     """Rows that the model takes at most."""
+    sequence: SequenceAxis | None = None
+    """Where requests differ in length, as texts do. Unset: only requests of equal length share a batch."""
     bounds: Bounds | None = None
     """Stand in for the policy's, field by field."""
 

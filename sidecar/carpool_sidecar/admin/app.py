@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
+NO_TOKENS = [0, 0]
+
 Routes: TypeAlias = "dict[tuple[bytes, bytes], Callable[[AdminApp, Exchange], None]]"
 """Handlers by method and path; their docstrings stand in the reference."""
 
@@ -289,6 +291,8 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 capacity_alone=loads[state.name].capacity_alone,
                 capacity_by_hand=loads[state.name].capacity_by_hand,
                 replaced=sidecar.control.replaced(state.name),
+                tokens=sidecar.driver.tokens.get(state.name, NO_TOKENS)[0],
+                padded_tokens=sidecar.driver.tokens.get(state.name, NO_TOKENS)[1],
                 arrivals=list(state.counters.recent)[-arrivals:] if arrivals else [],
             )
             for state in batcher.models()
@@ -303,6 +307,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 axis=sidecar.models.reason(entry),
                 verified=verified.value,
                 evidence=evidence,
+                padding=verifier.padding(entry),
             )
             for entry, (verified, evidence) in ((entry, verifier.state(entry)) for entry in sidecar.models)
         ],
