@@ -40,7 +40,7 @@ from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows, alone
 from carpool_sidecar.protocols.headers import Reader, differing
 from carpool_sidecar.protocols.limits import DEFAULT
-from carpool_sidecar.protocols.padding import TOO_LARGE, Fit, longest
+from carpool_sidecar.protocols.padding import TOO_LARGE, Fit, last_padded, longest
 from carpool_sidecar.verification.check import LEAST_ROWS, TRIAL_ROWS, Kind
 from carpool_sidecar.verification.record import REFUTED, UNVERIFIED
 from carpool_sidecar.verification.verifier import Verifier
@@ -196,10 +196,10 @@ class Flight:
             if not self._portions:
                 driver.verifier.answered_alone(first.entry, check, first.parsed, first.facts, headers, body)
             elif len(self._portions) > 1:
-                last: Waiter = self._sent[-1][0].payload
-                padded = longest(self._portions) > 0
+                at, padded = last_padded(self._portions)
+                last: Waiter = self._sent[at][0].payload
                 driver.verifier.answered_together(
-                    first.entry, check, self._portions[-1], pieces[-1], last.facts, batch.rows, padded=padded
+                    first.entry, check, self._portions[at], pieces[at], last.facts, batch.rows, padded=padded
                 )
 
     def failed(self, error: UpstreamError) -> None:

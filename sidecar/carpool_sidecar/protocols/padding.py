@@ -103,6 +103,20 @@ def longest(portions: Several[Portion]) -> int:
     return max([portion.parsed.fit.length for portion in portions if portion.parsed.fit is not None])
 
 
+def last_padded(portions: Several[Portion]) -> tuple[int, bool]:
+    """Return which portion of a batch shows most of what becomes of its rows, and whether its rows were padded.
+
+    The last one, since it must not depend on what went before it; of a padded batch the last that was padded.
+    """
+    length = longest(portions)
+    if length:
+        for at in range(len(portions) - 1, -1, -1):
+            fit = portions[at].parsed.fit
+            if fit is not None and fit.length < length:
+                return at, True
+    return len(portions) - 1, False
+
+
 def element(datatype: str, value: float) -> bytes | None:
     """Write a value as a binary element of a V2 datatype; None: it is no value of that."""
     if datatype == "BF16":

@@ -183,15 +183,16 @@ class Verifier:
                     check,
                     "two equal requests, neither in a batch, had different answers: "
                     f"output {difference.output!r}, row {difference.row}: {again}",
+                    padded=check.verified,
                 )
             self._go_on(entry, check, now)
 
     def answered_together(
         self, entry: Entry, check: Check, portion: Portion, piece: Piece, facts: Facts, rows: int, *, padded: bool
     ) -> None:
-        """Take note of a batch of ``rows`` that was answered and shared out; ``portion`` was its last member.
+        """Take note of a batch of ``rows`` that was answered and shared out; ``portion``: the one to check.
 
-        The last, since it must not depend on what went before it.
+        ``padded``: whether its rows were.
         """
         now = self._clock()
         fit = portion.parsed.fit
@@ -200,7 +201,14 @@ class Verifier:
         if not self._policy.idempotent or portion.parsed.size > MAX_SAMPLE:
             return
         try:
-            if self._copy(entry, check, portion, piece, facts) or not due:
+            if self._copy(entry, check, portion, piece, facts):
+                return
+            parsed, start, stop = portion
+            if not check.settled and not padded and stop - start == parsed.rows and check.looks(now):
+                # Its rows are known to be answered as if it had been sent alone: only padding is left to be tried.
+                answer = part(parsed, piece, 0, parsed.rows)
+                self.answered_alone(entry, check, parsed, facts, answer.headers, b"".join(answer.parts))
+            if not due:
                 return
             trial = check.live_trial(portion, piece, facts, now, rows=rows, room=self._room(entry), padded=bucket)
         except Exception:  # noqa: BLE001 - likewise
