@@ -37,10 +37,10 @@ from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable, parts_of, size_of
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows, alone
+from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows, alone, last_padded, longest
 from carpool_sidecar.protocols.headers import Reader, differing
 from carpool_sidecar.protocols.limits import DEFAULT
-from carpool_sidecar.protocols.padding import TOO_LARGE, Fit, last_padded, longest
+from carpool_sidecar.protocols.padding import TOO_LARGE, Fit
 from carpool_sidecar.verification.check import LEAST_ROWS, TRIAL_ROWS, Kind
 from carpool_sidecar.verification.record import REFUTED, UNVERIFIED
 from carpool_sidecar.verification.verifier import Verifier
@@ -251,7 +251,7 @@ class Driver:
         """What was the matter with the last of them, where the reason doesn't say it all."""
         self.unpadded: dict[tuple[str, str], int] = {}
         """Requests of models with a sequence axis that only share batches with those of their length, likewise."""
-        self.tokens: dict[str, list[int]] = {}
+        self.tokens: dict[str, tuple[int, int]] = {}
         """By model with a sequence axis: rows sent times their own length, and what padding added to that."""
         self.fragments: dict[str, int] = {}
         """How often two requests in a row could not be batched together for a header, by its name."""
@@ -551,12 +551,12 @@ class Driver:
         length = longest(portions)
         if length and first.check is not None and first.check.unpadded:
             return False
-        counts = self.tokens.setdefault(batch.model, [0, 0])
+        own, added = self.tokens.get(batch.model, (0, 0))
         for parsed, start, stop in portions:
-            own = 0 if parsed.fit is None else parsed.fit.length
-            counts[0] += (stop - start) * own
-            if length:
-                counts[1] += (stop - start) * (length - own)
+            if parsed.fit is not None:
+                own += (stop - start) * parsed.fit.length
+                added += (stop - start) * (length - parsed.fit.length) if length else 0
+        self.tokens[batch.model] = (own, added)
         return True
 
     def _answer(self, request: Request, batch: Batch) -> None:

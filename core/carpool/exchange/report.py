@@ -65,9 +65,6 @@ class Lane(Struct, frozen=True, rename="camel", kw_only=True):
     capacity_by_hand: float | None = None
     replaced: int = 0
     """How often the model was found to be another one, or its server restarted: what was measured before is void."""
-    tokens: int = 0
-    """Rows sent times their own length, where the model has a sequence axis; and what padding added."""
-    padded_tokens: int = 0
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     """The last arrivals, if asked for: seconds of the sidecar's clock, and rows."""
 
@@ -87,7 +84,7 @@ class ModelEntry(Struct, frozen=True, rename="camel", kw_only=True):
     evidence: str = ""
     """A sentence on it: what was compared, or what differed."""
     padding: str = ""
-    """Whether requests of different lengths share batches, and why not; "" for a model without a sequence axis."""
+    """Whether requests of different lengths share batches, why not, and how much is padding; "": no sequence axis."""
 
 
 class Alone(Struct, frozen=True, omit_defaults=True):

@@ -64,10 +64,6 @@ class SLO(Camel, frozen=True):
         return self.percentiles[-1][1]
 
 
-LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-"""Length buckets unless set: no request is padded to more than twice its length, or to 16."""
-
-
 class Axis(StrEnum):
     """Where the rows of a model's tensors lie: ``Auto`` asks the model, ``First`` is dim 0, ``None`` never merges."""
 
@@ -112,7 +108,9 @@ class SequenceAxis(Camel, frozen=True):
     """Inputs that are padded, each with the value that it is padded with: 0 for an attention mask."""
     axis: Annotated[int, Meta(ge=1, le=8)] = 1
     """Dimension of the length; dim 0 counts the rows."""
-    lengths: Annotated[tuple[Annotated[int, Meta(ge=1, le=2**20)], ...], Meta(min_length=1, max_length=32)] = LENGTHS
+    lengths: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1, max_length=32)] = tuple(
+        16 << power for power in range(10)
+    )
     """Upper ends of the length buckets: requests of one bucket share batches. Longer requests are not padded."""
     outputs: Annotated[tuple[str, ...], Meta(max_length=32)] = ()
     """Outputs that have the length in that dimension, too: each answer is cut back to its request's own length."""

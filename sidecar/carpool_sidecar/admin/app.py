@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.models import Entry
     from carpool_sidecar.sidecar import Sidecar
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-
-NO_TOKENS = [0, 0]
 
 Routes: TypeAlias = "dict[tuple[bytes, bytes], Callable[[AdminApp, Exchange], None]]"
 """Handlers by method and path; their docstrings stand in the reference."""
@@ -291,8 +290,6 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 capacity_alone=loads[state.name].capacity_alone,
                 capacity_by_hand=loads[state.name].capacity_by_hand,
                 replaced=sidecar.control.replaced(state.name),
-                tokens=sidecar.driver.tokens.get(state.name, NO_TOKENS)[0],
-                padded_tokens=sidecar.driver.tokens.get(state.name, NO_TOKENS)[1],
                 arrivals=list(state.counters.recent)[-arrivals:] if arrivals else [],
             )
             for state in batcher.models()
@@ -307,7 +304,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 axis=sidecar.models.reason(entry),
                 verified=verified.value,
                 evidence=evidence,
-                padding=verifier.padding(entry),
+                padding=_padding(sidecar, entry),
             )
             for entry, (verified, evidence) in ((entry, verifier.state(entry)) for entry in sidecar.models)
         ],
@@ -325,6 +322,14 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
         jobs=None if sidecar.jobs is None else sidecar.jobs.report(),
         stalls=report.Stalls(sidecar.stalls.count, sidecar.stalls.total),
     )
+
+
+def _padding(sidecar: Sidecar, entry: Entry) -> str:
+    """Return a sentence on padding, with the share of the tokens sent that it is."""
+    driver = sidecar.driver
+    sentence = driver.verifier.padding(entry)
+    own, added = driver.tokens.get(entry.lane, (0, 0))
+    return f"{sentence}; {added / (own + added):.1%} of {own + added} tokens sent were padding" if added else sentence
 
 
 def _respond(exchange: Exchange, plain: dict[str, Any]) -> None:

@@ -197,6 +197,28 @@ def total_rows(portions: Sequence[Portion]) -> int:
     return sum(stop - start for _, start, stop in portions)
 
 
+def longest(portions: Sequence[Portion]) -> int:
+    """Return the length that the rows of a batch are padded to; 0: they are sent as they came."""
+    first = portions[0].parsed
+    if first.fit is None or all(portion.parsed.key == first.key for portion in portions):
+        return 0
+    return max([portion.parsed.fit.length for portion in portions if portion.parsed.fit is not None])
+
+
+def last_padded(portions: Sequence[Portion]) -> tuple[int, bool]:
+    """Return which portion of a batch shows most of what becomes of its rows, and whether its rows were padded.
+
+    The last one, since it must not depend on what went before it; of a padded batch the last that was padded.
+    """
+    length = longest(portions)
+    if length:
+        for at in range(len(portions) - 1, -1, -1):
+            fit = portions[at].parsed.fit
+            if fit is not None and fit.length < length:
+                return at, True
+    return len(portions) - 1, False
+
+
 def pieces_of(answer: object, portions: Sequence[Portion]) -> list[Piece]:
     """Share out an answer whose rows are in the order of the portions."""
     pieces, at = [], 0

@@ -12,10 +12,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Several
-
     from carpool.policy.spec import SequenceAxis
-    from carpool_sidecar.protocols.common import Portion
 
 LARGEST_ROW = 2**17
 """Bytes of an input's row at the upper end of its bucket, at most: 64 rows of 128 KiB are padded in about 2 ms."""
@@ -93,28 +90,6 @@ class Fit:
         """Leave the request to batches of its own length."""
         self.key = None
         self.why = why
-
-
-def longest(portions: Several[Portion]) -> int:
-    """Return the length that the rows of a batch are padded to; 0: they are sent as they came."""
-    first = portions[0].parsed
-    if first.fit is None or all(portion.parsed.key == first.key for portion in portions):
-        return 0
-    return max([portion.parsed.fit.length for portion in portions if portion.parsed.fit is not None])
-
-
-def last_padded(portions: Several[Portion]) -> tuple[int, bool]:
-    """Return which portion of a batch shows most of what becomes of its rows, and whether its rows were padded.
-
-    The last one, since it must not depend on what went before it; of a padded batch the last that was padded.
-    """
-    length = longest(portions)
-    if length:
-        for at in range(len(portions) - 1, -1, -1):
-            fit = portions[at].parsed.fit
-            if fit is not None and fit.length < length:
-                return at, True
-    return len(portions) - 1, False
 
 
 def element(datatype: str, value: float) -> bytes | None:

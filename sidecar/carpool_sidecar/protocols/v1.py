@@ -38,6 +38,7 @@ from carpool_sidecar.protocols.common import (
     WrongRows,
     alone,
     check_shareable,
+    longest,
     pieces_of,
     short,
     total_rows,
@@ -269,7 +270,7 @@ def _cut_back(row: bytes, names: Collection[str], length: int, own: int) -> byte
 def merge(portions: Sequence[Portion]) -> Message:
     """``{"instances": [...], other fields}`` with the rows of all portions."""
     first: Rows = portions[0].parsed.state
-    length = padding.longest(portions)
+    length = longest(portions)
     if length:
         slices = [_padded(portion, length) for portion in portions]
     else:
@@ -315,7 +316,7 @@ def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: L
         raise WrongRows(str(error), reason=UNREADABLE) from None
     if rows is None or len(rows) != total:
         raise WrongRows(f"{'more' if rows is None else len(rows)} predictions for {total} rows")
-    length = padding.longest(portions)
+    length = longest(portions)
     if length:
         at = 0
         for parsed, start, stop in portions:

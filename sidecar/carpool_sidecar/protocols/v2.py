@@ -37,6 +37,7 @@ from carpool_sidecar.protocols.common import (
     alone,
     check_shareable,
     joined,
+    longest,
     pieces_of,
     short,
     total_rows,
@@ -176,7 +177,7 @@ def fit(parsed: Parsed[Request], sequence: SequenceAxis) -> Fit:
 
 def merge(portions: Sequence[Portion]) -> Message:
     """One request with the rows of all portions: tensor by tensor, no binary data copied but what is padded."""
-    length = padding.longest(portions)
+    length = longest(portions)
     if length:
         return _padded(portions, length)
     inputs = [
@@ -233,7 +234,7 @@ def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: L
     if several:
         check_shareable(fields | {tensor.name: tensor.head + tensor.parameters for tensor in outputs})
     before = b"".join([b"%b:%b," % (msgspec.json.encode(name), value) for name, value in fields.items()])
-    length = padding.longest(portions)
+    length = longest(portions)
     if not length:
         return pieces_of(Answer(outputs, before, own, several), portions)
     # Cut back: each portion has an answer of its own then.

@@ -19,8 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool_sidecar.protocols.agreement import Tolerance
-from carpool_sidecar.protocols.common import Portion
-from carpool_sidecar.protocols.padding import longest
+from carpool_sidecar.protocols.common import Portion, longest
 from carpool_sidecar.verification.samples import Samples, digest_of, part
 
 if TYPE_CHECKING:

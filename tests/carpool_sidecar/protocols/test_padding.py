@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from carpool.policy.spec import SequenceAxis
 from carpool_sidecar import protocols
 from carpool_sidecar.protocols import headers, v1, v2
-from carpool_sidecar.protocols.common import Portion, WrongRows
+from carpool_sidecar.protocols.common import Portion, WrongRows, longest
 from carpool_sidecar.protocols.padding import (
     LARGEST_ROW,
     NOT_PADDABLE,
@@ -23,7 +23,6 @@ from carpool_sidecar.protocols.padding import (
     WRONG_LENGTH,
     Sequence,
     element,
-    longest,
     text,
 )
 
