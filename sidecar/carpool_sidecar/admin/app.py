@@ -325,11 +325,16 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
 
 
 def _padding(sidecar: Sidecar, entry: Entry) -> str:
-    """Return a sentence on padding, with the share of the tokens sent that it is."""
+    """Return a sentence on padding, with the share of the tokens sent that it is, and with what was not padded."""
     driver = sidecar.driver
     sentence = driver.verifier.padding(entry)
+    if not sentence:
+        return ""
     own, added = driver.tokens.get(entry.lane, (0, 0))
-    return f"{sentence}; {added / (own + added):.1%} of {own + added} tokens sent were padding" if added else sentence
+    if added:
+        sentence += f"; {added / (own + added):.1%} of {own + added} tokens sent were padding"
+    kept = [f"{count} {reason}" for (lane, reason), count in driver.unpadded.items() if lane == entry.lane]
+    return f"{sentence}; requests kept to their own length: {', '.join(kept)}" if kept else sentence
 
 
 def _respond(exchange: Exchange, plain: dict[str, Any]) -> None:

@@ -127,7 +127,7 @@ class Told:
 def encoded(world):
     """Start a sidecar in front of a function of ids and mask; how its requests are made and what they are answered."""
 
-    async def start(model=encoder, *, models=None, policy=None, **fields):
+    async def start(model=encoder, *, models=None, policy=None, parameters=FIXED, **fields):
         calls: list[tuple[int, ...]] = []
         behave = answering(model, calls)
         world.model.behave = lambda exchange: asyncio.get_running_loop().call_later(0.001, behave, exchange)
@@ -141,7 +141,7 @@ def encoded(world):
             },
         )
         policy = {"models": models, "verification": {}, **(policy or {})}
-        sidecar, client = await world.start(policy=policy, parameters=FIXED, **fields)
+        sidecar, client = await world.start(policy=policy, parameters=parameters, **fields)
         await world.until(lambda: all(entry.alone != "axis-unknown" for entry in sidecar.models))
         direct = world.client(f"127.0.0.1:{world.model.port}")
 
@@ -374,6 +374,17 @@ async def test_a_sequence_axis_in_the_file_comes_and_goes_without_a_wrong_answer
         assert all(one.same for one in told)
 
 
+async def test_the_tuner_learns_each_bucket_by_itself_and_the_batcher_plans_with_it(encoded):
+    sidecar, load, _, _ = await encoded(parameters={})
+    for _ in range(20):
+        await load("v1", lengths=(3, 5, 30))
+        estimate = sidecar.batcher.model("m").belief.estimate
+        if estimate is not None and estimate.buckets:
+            break
+    assert set(estimate.buckets) == {16, 32}
+    assert estimate.of(16) is not estimate.of(32)
+
+
 async def test_stats_and_metrics_show_padding(encoded, world):
     sidecar, load, _, _ = await encoded()
     told = [*await load("v1"), *await load("v1", lengths=(40,))]
@@ -381,9 +392,9 @@ async def test_stats_and_metrics_show_padding(encoded, world):
     stats = (await admin.get(b"/v1/stats")).json
     (entry,) = stats["models"]
     own, added = sidecar.driver.tokens["m"]
-    share = f"; {added / (own + added):.1%} of {own + added} tokens sent were padding"
+    share = f"; {added / (own + added):.1%} of {own + added} tokens sent were padding; "
     assert entry["padding"].startswith("verified")
-    assert entry["padding"].endswith(share)
+    assert entry["padding"].endswith(f"{share}requests kept to their own length: {len(told) // 2} too-long")
     text = (await admin.get(b"/metrics")).body.decode()
     assert f'carpool_sequence_tokens_total{{model="m"}} {float(own)}' in text
     assert f'carpool_padded_tokens_total{{model="m"}} {float(added)}' in text
