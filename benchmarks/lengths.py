@@ -125,7 +125,7 @@ class Caller:
         print(error, file=sys.stderr)
 
 
-async def measured(rate: float, duration: float, lengths: list[int] | None) -> dict[str, Any]:
+async def measured(rate: float, duration: float, lengths: list[int] | None, objective: str) -> dict[str, Any]:
     """Send one load through a sidecar that begins anew; ``lengths``: its length buckets, ``[]`` the default's."""
     sequence = {"pad": PAD, **({"lengths": lengths} if lengths else {})}
     model = Model()
@@ -138,6 +138,7 @@ async def measured(rate: float, duration: float, lengths: list[int] | None) -> d
         "upstream": {"url": f"http://127.0.0.1:{port}"},
         "policy": {
             "slo": {"latency": {"p99": "50ms"}},
+            "objective": objective,
             "models": [{"name": "bert"} if lengths is None else {"name": "bert", "sequence": sequence}],
         },
     }
@@ -175,6 +176,7 @@ async def measured(rate: float, duration: float, lengths: list[int] | None) -> d
     tops = sum(seconds(count * ends[bisect_left(ends, length)]) for count, length in batches)
     return {
         "requestsPerSecond": rate,
+        "objective": objective,
         "lengths": "each by itself" if lengths is None else lengths or "default",
         "requests": len(took),
         "inTimePercent": round(100 * sum(each <= 0.05 for each in good) / len(took), 2),
@@ -191,11 +193,12 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--rates", default="100,300,500")
     parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--objective", default="Balanced")
     parser.add_argument("--lengths", action="append", default=[], help="other length buckets, e.g. 128,512; repeatable")
     options = parser.parse_args()
     for rate in map(float, options.rates.split(",")):
         for lengths in (None, [], *([*map(int, each.split(","))] for each in options.lengths)):
-            print(json.dumps(await measured(rate, options.seconds, lengths)), flush=True)
+            print(json.dumps(await measured(rate, options.seconds, lengths, options.objective)), flush=True)
 
 
 if __name__ == "__main__":

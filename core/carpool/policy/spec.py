@@ -112,7 +112,7 @@ class SequenceAxis(Camel, frozen=True):
         16 << power for power in range(10)
     )
     """Upper ends of the length buckets: requests of one bucket share batches. Longer requests are not padded."""
-    outputs: Annotated[tuple[str, ...], Meta(max_length=32)] = ()
+    outputs: Annotated[tuple[Annotated[str, Meta(max_length=253)], ...], Meta(max_length=32)] = ()
     """Outputs that have the length in that dimension, too: each answer is cut back to its request's own length."""
 
 

@@ -145,7 +145,9 @@ def _default(field: types.Field, schema: dict[str, Any]) -> Any:  # noqa: ANN401
         return {name: inner["default"] for name, inner in schema["properties"].items() if "default" in inner} or None
     if isinstance(value, Duration | Quantity | str):
         return str(value)
-    return value or None if isinstance(value, tuple | dict) else value
+    if isinstance(value, tuple):
+        return list(value) or None
+    return value or None if isinstance(value, dict) else value
 
 
 COLUMNS = (
