@@ -300,14 +300,12 @@ class Driver:
         if entry.sequence is not None and parsed.alone is None:
             fit = parsed.fit = CODECS[endpoint.protocol].fit(parsed, entry.sequence)
             bucket = fit.bucket
-            if fit.growth > UNCHARGED and not exchange.charge(fit.growth):
-                fit.refuse(TOO_LARGE)
         if reason is None:
             key, check = self.verifier.admit(entry, parsed)
             if key is None:
                 reason = UNVERIFIED
-            elif parsed.fit is not None and key is not parsed.fit.key:
-                self._note_unpadded(entry, parsed.fit, check)
+            elif parsed.fit is not None:
+                key = self._padded_key(exchange, entry, parsed, parsed.fit, key, check)
         if reason is not None:
             self._note_alone(entry, reason, parsed.why)
         if facts.key != entry.headers:
@@ -647,10 +645,18 @@ class Driver:
                 extra={"model": entry.lane, "reason": reason, "count": count} | ({"detail": detail} if detail else {}),
             )
 
-    def _note_unpadded(self, entry: Entry, fit: Fit, check: Check | None) -> None:
+    def _padded_key(
+        self, exchange: Exchange, entry: Entry, parsed: Parsed[Any], fit: Fit, key: bytes, check: Check | None
+    ) -> bytes:
+        """Return the key of a request that may be merged: that of its bucket if there is room to pad it."""
+        if key is fit.key:
+            if fit.growth <= UNCHARGED or exchange.charge(fit.growth):
+                return key
+            fit.refuse(TOO_LARGE)
+            key = parsed.key
         reason = fit.why or ("padding-refuted" if check is not None and check.unpadded else "padding-unverified")
-        key = (entry.lane, reason)
-        self.unpadded[key] = self.unpadded.get(key, 0) + 1
+        self.unpadded[entry.lane, reason] = self.unpadded.get((entry.lane, reason), 0) + 1
+        return key
 
     def _note_fragments(self, entry: Entry, key: bytes) -> None:
         if entry.headers is not None:

@@ -374,6 +374,17 @@ async def test_a_sequence_axis_in_the_file_comes_and_goes_without_a_wrong_answer
         assert all(one.same for one in told)
 
 
+async def test_without_room_to_pad_it_a_request_shares_batches_of_its_own_length(encoded):
+    models = [{"name": "m", "axis": "First", "sequence": {**SEQUENCE, "lengths": [1024]}}]
+    bodies = {"maxRequest": "64Ki", "maxBuffered": "1Mi", "maxAnswer": "64Ki"}
+    sidecar, load, _, _ = await encoded(models=models, policy={"verification": {"mode": "Never"}}, bodies=bodies)
+    # 1 KiB that may grow to 350 KiB: of six callers two at most have room.
+    told = await load("binary", lengths=range(3, 64), rows=(20,))
+    assert all(one.same for one in told)
+    assert sidecar.driver.unpadded["m", "too-large"] > 0
+    assert sidecar.driver.tokens["m"][1] > 0
+
+
 async def test_the_tuner_learns_each_bucket_by_itself_and_the_batcher_plans_with_it(encoded):
     sidecar, load, _, _ = await encoded(parameters={})
     for _ in range(20):
