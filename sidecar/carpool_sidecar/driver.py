@@ -37,9 +37,10 @@ from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable, parts_of, size_of
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows, alone
+from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows, alone, last_padded, longest
 from carpool_sidecar.protocols.headers import Reader, differing
 from carpool_sidecar.protocols.limits import DEFAULT
+from carpool_sidecar.protocols.padding import TOO_LARGE, Fit
 from carpool_sidecar.verification.check import LEAST_ROWS, TRIAL_ROWS, Kind
 from carpool_sidecar.verification.record import REFUTED, UNVERIFIED
 from carpool_sidecar.verification.verifier import Verifier
@@ -183,10 +184,12 @@ class Flight:
                 fault = Fault(driver.too_large, detail=too_large)
             except WrongRows as error:
                 # No JSON, as with a NaN in it: one waiter's rows may be why, and alone its answer passes as it is.
-                kind = FaultKind.UNREADABLE if error.reason == UNREADABLE else FaultKind.ROWS
+                # Padded rows may be why, too: then those of equal length have nothing to do with it.
+                padded = longest(self._portions) > 0
+                kind = FaultKind.UNREADABLE if padded or error.reason == UNREADABLE else FaultKind.ROWS
                 fault = Fault(kind, detail=error)
                 if check is not None:
-                    driver.verifier.shared_out_wrong(first.entry, check, error)
+                    driver.verifier.shared_out_wrong(first.entry, check, error, padded=padded)
             else:
                 shared = shareable(headers)
                 for (request, start, _), piece in zip(self._sent, pieces, strict=True):
@@ -199,9 +202,10 @@ class Flight:
             if not self._portions:
                 driver.verifier.answered_alone(first.entry, check, first.parsed, first.facts, headers, body)
             elif len(self._portions) > 1:
-                last: Waiter = self._sent[-1][0].payload
+                at, padded = last_padded(self._portions)
+                last: Waiter = self._sent[at][0].payload
                 driver.verifier.answered_together(
-                    first.entry, check, self._portions[-1], pieces[-1], last.facts, batch.rows
+                    first.entry, check, self._portions[at], pieces[at], last.facts, batch.rows, padded=padded
                 )
 
     def failed(self, error: UpstreamError) -> None:
@@ -251,6 +255,10 @@ class Driver:
         """Requests that may not be merged, by model and reason."""
         self.why: dict[tuple[str, str], str] = {}
         """What was the matter with the last of them, where the reason doesn't say it all."""
+        self.unpadded: dict[tuple[str, str], int] = {}
+        """Requests of models with a sequence axis that only share batches with those of their length, likewise."""
+        self.tokens: dict[str, tuple[int, int]] = {}
+        """By model with a sequence axis: rows sent times their own length, and what padding added to that."""
         self.fragments: dict[str, int] = {}
         """How often two requests in a row could not be batched together for a header, by its name."""
         self.verifier = Verifier(self, policy, clock, log)
@@ -294,10 +302,16 @@ class Driver:
         reason = parsed.alone or (entry.alone_by_protocol if parsed.first_by_protocol else entry.alone)
         key: bytes | None = parsed.key
         check: Check | None = None
+        bucket = 0
+        if entry.sequence is not None and parsed.alone is None:
+            fit = parsed.fit = CODECS[endpoint.protocol].fit(parsed, entry.sequence)
+            bucket = fit.bucket
         if reason is None:
             key, check = self.verifier.admit(entry, parsed)
             if key is None:
                 reason = UNVERIFIED
+            elif parsed.fit is not None:
+                key = self._padded_key(exchange, entry, parsed, parsed.fit, key, check)
         if reason is not None:
             self._note_alone(entry, reason, parsed.why)
         elif (apart := self._kept_apart(entry, exchange.peer)) is not None:
@@ -326,6 +340,7 @@ class Driver:
             shadow=waits,
             size=parsed.size,
             tokens=parsed.tokens,
+            bucket=bucket,
             mergeable=reason is None,
             caller=exchange.peer,
             payload=Waiter(exchange, entry, self.batcher.model(entry.lane).counters, facts, parsed, check),
@@ -360,6 +375,7 @@ class Driver:
             # Before all others: until a trial is answered none of them can share a batch.
             priority=Priority.NORMAL if trial.kind is Kind.LIVE else Priority.HIGH,
             size=size_of(message.parts),
+            bucket=0 if parsed.fit is None else parsed.fit.bucket,
             mergeable=False,
             shadow=True,
             payload=Waiter(shadow, entry, self.batcher.model(entry.lane).counters, trial.facts, parsed, None),
@@ -426,7 +442,9 @@ class Driver:
         self.alone = {key: count for key, count in self.alone.items() if key[0] != model}
         self.why = {key: why for key, why in self.why.items() if key[0] != model}
         self.batch_sizes = {key: count for key, count in self.batch_sizes.items() if key[0] != model}
+        self.unpadded = {key: count for key, count in self.unpadded.items() if key[0] != model}
         self.batch_rows.pop(model, None)
+        self.tokens.pop(model, None)
         self.duration_seconds.pop(model, None)
 
     def can_be_shared(self, parsed: Parsed[Any], headers: Headers, body: bytes | memoryview) -> bool:
@@ -491,6 +509,10 @@ class Driver:
 
     def _send(self, batch: Batch) -> None:
         first: Waiter = batch.slices[0][0].payload
+        if first.parsed.fit is not None and not self._padding_holds(batch, first):
+            self._flights[batch] = Flight(self, batch, [])
+            self.landed(batch, 0, Fault(FaultKind.UNREADABLE))
+            return
         size = (batch.model, (batch.rows - 1).bit_length())
         self.batch_sizes[size] = self.batch_sizes.get(size, 0) + 1
         self.batch_rows[batch.model] = self.batch_rows.get(batch.model, 0) + batch.rows
@@ -525,6 +547,23 @@ class Driver:
             return
         if batch in self._flights:
             flight.call = call
+
+    def _padding_holds(self, batch: Batch, first: Waiter) -> bool:
+        """Count a batch's tokens; False: it must not be padded any more, so its requests have to go one by one.
+
+        They waited for others under a key that was good when they came.
+        """
+        portions = [Portion(request.payload.parsed, start, stop) for request, start, stop in batch.slices]
+        length = longest(portions)
+        if length and first.check is not None and first.check.unpadded:
+            return False
+        own, added = self.tokens.get(batch.model, (0, 0))
+        for parsed, start, stop in portions:
+            if parsed.fit is not None:
+                own += (stop - start) * parsed.fit.length
+                added += (stop - start) * (length - parsed.fit.length) if length else 0
+        self.tokens[batch.model] = (own, added)
+        return True
 
     def _answer(self, request: Request, batch: Batch) -> None:
         waiter: Waiter = request.payload
@@ -620,6 +659,19 @@ class Driver:
                 "a request is not batched",
                 extra={"model": entry.lane, "reason": reason, "count": count} | ({"detail": detail} if detail else {}),
             )
+
+    def _padded_key(
+        self, exchange: Exchange, entry: Entry, parsed: Parsed[Any], fit: Fit, key: bytes, check: Check | None
+    ) -> bytes:
+        """Return the key of a request that may be merged: that of its bucket if there is room to pad it."""
+        if key is fit.key:
+            if fit.growth <= UNCHARGED or exchange.charge(fit.growth):
+                return key
+            fit.refuse(TOO_LARGE)
+            key = parsed.key
+        reason = fit.why or ("padding-refuted" if check is not None and check.unpadded else "padding-unverified")
+        self.unpadded[entry.lane, reason] = self.unpadded.get((entry.lane, reason), 0) + 1
+        return key
 
     def _note_fragments(self, entry: Entry, key: bytes) -> None:
         if entry.headers is not None:

@@ -14,6 +14,7 @@ import msgspec
 
 from carpool.policy.spec import Axis as AxisChoice
 from carpool_sidecar.protocols.models import Axis, axis_from_config, axis_from_metadata
+from carpool_sidecar.protocols.padding import Sequence as SequenceAxis
 from carpool_sidecar.verification.record import REFUTED, Record
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Entry:
         "proven",
         "record",
         "seen",
+        "sequence",
         "unknown",
         "version",
         "waiters",
@@ -77,6 +79,8 @@ class Entry:
         self.record = Record()
         """What was seen of its batches."""
         self.configured = configured
+        self.sequence: SequenceAxis | None = None
+        """Along which axis its requests may be padded."""
         self.alone: str | None = "axis-unknown"
         self.alone_by_protocol: str | None = None
         self.configure(configured)
@@ -84,6 +88,9 @@ class Entry:
     def configure(self, configured: Model | None) -> None:
         """Take what the policy says of the model."""
         self.configured = configured
+        sequence = None if configured is None else configured.sequence
+        if sequence != (None if self.sequence is None else self.sequence.policy):
+            self.sequence = None if sequence is None else SequenceAxis(sequence)
         choice = AxisChoice.AUTO if configured is None else configured.axis
         self.alone_by_protocol = "axis-none" if choice is AxisChoice.NONE else None
         if choice is AxisChoice.NONE:

@@ -158,6 +158,80 @@ async def test_batched_and_alone_agree(world, matmul, gated, protocol):
         assert (np.argmax(answers, axis=1) == np.argmax(rows @ WEIGHTS, axis=1)).all()
 
 
+@pytest.fixture
+def encoder(tmp_path):
+    """Tokens in, attention with a mask: an embedding of the text, and a state for each token."""
+    node = helper.make_node
+    return save(
+        tmp_path / "encoder.onnx",
+        [
+            node("Gather", ["table", "input_ids"], ["tokens"]),
+            node("ReduceSum", ["tokens", "last"], ["scores"], keepdims=0),
+            node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+            node("Sub", ["mask", "one"], ["hidden"]),
+            node("Mul", ["hidden", "large"], ["penalty"]),
+            node("Add", ["scores", "penalty"], ["masked"]),
+            node("Softmax", ["masked"], ["weights"], axis=1),
+            node("Unsqueeze", ["weights", "last"], ["columns"]),
+            node("Mul", ["columns", "tokens"], ["weighted"]),
+            node("ReduceSum", ["weighted", "middle"], ["context"], keepdims=1),
+            node("Add", ["tokens", "context"], ["last_hidden_state"]),
+            node("ReduceSum", ["context", "middle"], ["embedding"], keepdims=0),
+        ],
+        [(name, TensorProto.INT64, ["n", "length"]) for name in ("input_ids", "attention_mask")],
+        [
+            ("last_hidden_state", TensorProto.FLOAT, ["n", "length", 8]),
+            ("embedding", TensorProto.FLOAT, ["n", 8]),
+        ],
+        [
+            ("table", np.random.default_rng(5).standard_normal((100, 8)).astype(np.float32)),
+            ("last", np.array([-1])),
+            ("middle", np.array([1])),
+            ("one", np.float32(1)),
+            ("large", np.float32(1e9)),
+        ],
+    )
+
+
+async def test_texts_of_different_lengths_share_batches_and_get_their_own_answers(world, encoder):
+    sidecar = await world.sidecar(
+        upstream=None,
+        onnx={"path": encoder, "threads": 1},
+        parameters={"*": {"maxBatch": 16, "maxInFlight": 1}},
+        policy={
+            "models": [
+                {
+                    "name": "encoder",
+                    "sequence": {"pad": {"input_ids": 0, "attention_mask": 0}, "outputs": ["last_hidden_state"]},
+                }
+            ],
+            "verification": {},
+        },
+    )
+    client = world.client(sidecar.address)
+    rng = np.random.default_rng(11)
+
+    async def ask(ids):
+        tensors = [(name, "INT64", list(ids.shape), each.tobytes()) for name, each in
+                   (("input_ids", ids), ("attention_mask", np.ones_like(ids)))]  # fmt: skip
+        body, headers = world.binary(tensors, parameters={"binary_data_output": True})
+        answer = await client.infer(body, headers, model="encoder")
+        assert answer.status == 200
+        at = int(answer.header(LENGTH.lower()))
+        state, embedding = json.loads(answer.body[:at])["outputs"]
+        assert (state["shape"], embedding["shape"]) == ([*ids.shape, 8], [len(ids), 8])
+        return np.frombuffer(answer.body[at:], np.float32)
+
+    texts = [rng.integers(1, 100, (1, int(length))) for length in rng.integers(1, 65, 120)]
+    alone = [await ask(ids) for ids in texts]
+    (entry,) = sidecar.models
+    await world.until(lambda: sidecar.driver.verifier.padding(entry).startswith("verified"))
+    for got, expected in zip(await asyncio.gather(*map(ask, texts)), alone, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    own, added = sidecar.driver.tokens["encoder"]
+    assert 0 < added < own
+
+
 async def test_batches_run_at_once(world, matmul, gated):
     sidecar, client, name = await start(world, matmul, parameters={"*": {"maxBatch": 1, "maxInFlight": 3}})
     gate = gated(sidecar)

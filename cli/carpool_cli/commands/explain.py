@@ -138,7 +138,10 @@ def too_slow(report: Report) -> list[str]:
 
 
 def not_merged(report: Report) -> list[str]:
-    """Return a line for each model that can't be batched or is not verified, was refuted, or perhaps is misspelt."""
+    """Return a line for each model that can't be batched or is not verified, was refuted, or perhaps is misspelt.
+
+    One that pads requests to batch them has a line on that.
+    """
     lines = []
     for entry in report.models:
         name = f"{entry.name or 'model'}{f' version {entry.version}' if entry.version else ''}"
@@ -153,6 +156,8 @@ def not_merged(report: Report) -> list[str]:
             lines.append(f"{name}  is not batched: {entry.axis}")
             if "axis: First" in entry.axis:
                 lines[-1] += f", or start it with: {fix}"
+        if entry.padding:
+            lines.append(f"{name}  padding {entry.padding}")
     return lines
 
 

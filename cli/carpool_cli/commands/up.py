@@ -217,8 +217,10 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     if options["target_utilization"] is not None:
         policy["targetUtilizationPercent"] = options["target_utilization"]
     if options["axes"]:
-        others = [model for model in policy.get("models", ()) if model["name"] not in options["axes"]]
-        policy["models"] = [*others, *({"name": name, "axis": str(axis)} for name, axis in options["axes"].items())]
+        models = {model["name"]: model for model in policy.get("models", ())}
+        for name, axis in options["axes"].items():
+            models[name] = {**models.get(name, {"name": name}), "axis": str(axis)}
+        policy["models"] = [*models.values()]
     turned = {
         "maxBatch": options["max_batch"],
         "maxWait": None if options["max_wait"] is None else str(Duration(options["max_wait"])),

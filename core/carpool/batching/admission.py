@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.batching.queues import Queue
-from carpool.batching.requests import Priority, Refusal, Refused, time_of
+from carpool.batching.requests import Priority, Refusal, Refused, seldom_exceeded, time_of
 
 if TYPE_CHECKING:
     from carpool.batching.model_state import ModelState
@@ -110,7 +110,7 @@ class AdmissionControl:
         if free:
             return start + own
         if request.sheddable and not alone and queue.rows >= cap:
-            own *= estimate.surely  # it is not the one that fills the batch
+            own *= seldom_exceeded(estimate.noise)  # it is not the one that fills the batch
         return start + self._ahead(queue, request) / servers + own
 
     def _ahead(self, queue: Queue, request: Request) -> float:

@@ -149,7 +149,9 @@ class Stats(MutableCamel, rename="camel"):
         models = {}
         for name, now in self.models.items():
             before = earlier.models.get(name)
-            models[name] = now if before is None or _went_back(now, before) else _difference(now, before)
+            # A busy restart can overtake one counter between two snapshots, seldom all of them.
+            reset = before is None or any(getattr(now, each) < getattr(before, each) for each in _SUMMED)
+            models[name] = now if before is None or reset else _difference(now, before)
         busy = self.device_busy - earlier.device_busy
         return Stats(self.at, busy if busy >= 0 else self.device_busy, models, self.queued_rows)
 
@@ -193,11 +195,6 @@ _SUMMED = (
     "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "queue_seconds", "served", "hits",
     "limited", "limited_rows", "cold", "stalled", "bisections",
 )  # fmt: skip
-
-
-def _went_back(now: ModelStats, before: ModelStats) -> bool:
-    # A busy restart can overtake one counter between two snapshots, seldom all of them.
-    return any(getattr(now, name) < getattr(before, name) for name in _SUMMED)
 
 
 def _difference(now: ModelStats, before: ModelStats) -> ModelStats:

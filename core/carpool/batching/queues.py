@@ -6,7 +6,7 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.batching.requests import ROUNDING, Request, Slice, time_of
+from carpool.batching.requests import ROUNDING, Request, Slice, seldom_exceeded, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -115,10 +115,12 @@ class Queue:
         state, estimate, alone, splits, cap = self.state, self.estimate, self.alone, self.splits, self.state.cap
         times = None if estimate is None else estimate.times
         full = self.cap
-        room = full if alone or not state.first_batches.slow else self._known_size(full)
+        room = full
+        if not alone and state.first_batches.slow:
+            room = state.first_batches.known_size(next(iter(self)).bucket, min(self.rows, full))
         # All are to be in time with the batch as large as it would be: late ones only delay the others.
         seconds = -inf if times is None else time_of(times, min(self.rows, room))
-        surely = 1.0 if estimate is None or alone else estimate.surely
+        surely = 1.0 if estimate is None or alone else seldom_exceeded(estimate.noise)
         shed_slo = state.belief.shed_slo
         slices: list[Slice] = []
         dropped: list[Request] = []
@@ -162,9 +164,6 @@ class Queue:
         state.load.rows -= rows
         self.changed()
         return Taken(slices, rows, begun, waited, dropped)
-
-    def _known_size(self, most: int) -> int:
-        return self.state.first_batches.known_size(next(iter(self)).bucket, min(self.rows, most))
 
     def changed(self) -> None:
         """Note that requests left or that what they wait for changed."""

@@ -240,7 +240,11 @@ ROUNDING = 1e-9
 
 
 def seldom_exceeded(noise: float) -> float:
-    """Return the factor on a mean time that single batches seldom exceed: two standard deviations, ``noise`` each."""
+    """Return the factor on a mean time that single batches seldom exceed: two standard deviations, ``noise`` each.
+
+    Where more wait than fit in a batch, each request takes another's place, and half of those that are just in time by
+    the mean come late. Where no other would take the place, the mean decides.
+    """
     return 1 + 2 * noise
 
 
@@ -291,15 +295,6 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
         if measured + 1 < len(times) and times[measured + 1] > target:
             times = (*times[: measured + 1], *[self.upper[measured]] * (len(times) - measured - 1))
         return replace(self, times=times, buckets=buckets)
-
-    @property
-    def surely(self) -> float:
-        """Factor on a batch's time that it seldom exceeds.
-
-        Where more wait than fit in a batch, each request takes another's place, and half of those that are just in time
-        by the mean come late. Where no other would take the place, the mean decides.
-        """
-        return seldom_exceeded(self.noise)
 
 
 def time_of(table: tuple[float, ...], rows: int) -> float:

@@ -83,6 +83,8 @@ class ModelEntry(Struct, frozen=True, rename="camel", kw_only=True):
     (asserted, and seen not to), off; "" from an older sidecar."""
     evidence: str = ""
     """A sentence on it: what was compared, or what differed."""
+    padding: str = ""
+    """Whether requests of different lengths share batches, why not, and how much is padding; "": no sequence axis."""
 
 
 class Alone(Struct, frozen=True, omit_defaults=True):

@@ -101,6 +101,21 @@ class Bounds(Camel, frozen=True):
     """1 to 32 unless set."""
 
 
+class SequenceAxis(Camel, frozen=True):
+    """Lets requests of different lengths share a batch: shorter rows are padded to the longest of the batch."""
+
+    pad: Annotated[dict[str, float], Meta(min_length=1, max_length=32)]
+    """Inputs that are padded, each with the value that it is padded with: 0 for an attention mask."""
+    axis: Annotated[int, Meta(ge=1, le=8)] = 1
+    """Dimension of the length; dim 0 counts the rows."""
+    lengths: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1, max_length=32)] = tuple(
+        16 << power for power in range(10)
+    )
+    """Upper ends of the length buckets: requests of one bucket share batches. Longer requests are not padded."""
+    outputs: Annotated[tuple[Annotated[str, Meta(max_length=253)], ...], Meta(max_length=32)] = ()
+    """Outputs that have the length in that dimension, too: each answer is cut back to its request's own length."""
+
+
 class Model(Camel, frozen=True):
     """What is known of one model behind the upstream."""
 
@@ -110,6 +125,8 @@ class Model(Camel, frozen=True):
     """Where its rows lie. V1 `instances` have them first by protocol, unless this says None."""
     max_batch: Annotated[int, Meta(ge=1, le=65536)] | None = None
     """Rows that the model takes at most."""
+    sequence: SequenceAxis | None = None
+    """Where requests differ in length, as texts do. Unset: only requests of equal length share a batch."""
     bounds: Bounds | None = None
     """Stand in for the policy's, field by field."""
 

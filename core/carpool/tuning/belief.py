@@ -117,10 +117,6 @@ class Belief:
             self.in_force = service
             self._estimate = self.learner.believed(max_rows)
 
-    def discard_tables(self) -> None:
-        """Let the tables be made again: other limits."""
-        self.in_force = None
-
     def planned(self, parameters: Parameters, target: float, measured: int | None = None) -> Estimate | None:
         """Return what the Batcher is to plan with under some parameters, and a target (seconds).
 

@@ -182,17 +182,14 @@ class Exploration:
         situation = forecaster.situation
         best_case = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
         for point in _candidates(best, best_case):
-            if point == current.parameters or self._pauses_at(point, now):
+            until = self._pauses.get((point.max_batch, point.max_in_flight), (-inf, 0.0))[0]
+            if point == current.parameters or until > now:
                 continue
             service = replace(best_case, executors=best_case.executors_for(point.max_in_flight))
             possible = Forecaster(replace(situation, service=service)).assess(point)
             if is_worth_exploring(possible, best) and self._is_bearable(forecaster, point, best):
                 self.candidate = point
                 return
-
-    def _pauses_at(self, point: Parameters, now: float) -> bool:
-        """Whether a setting is not to be explored again yet."""
-        return self._pauses.get((point.max_batch, point.max_in_flight), (-inf, 0.0))[0] > now
 
     def _is_bearable(self, forecaster: Forecaster, point: Parameters, best: Assessment) -> bool:
         """Whether a setting does no harm at the upper confidence of batch latency, or what can be paid for."""

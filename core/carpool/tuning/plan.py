@@ -60,10 +60,6 @@ class Plan:
         if explored or parameters != self._made_from:
             self.choice = None
 
-    def share_device(self, others: float) -> None:
-        """Take into account that others use the device for such a share of the time."""
-        self.aim = Aim.of(self._requirements.policy, others)
-
     def is_outdated(self, belief: Belief) -> bool:
         """Whether there is no choice, or it is for another load."""
         forecaster = self.forecaster

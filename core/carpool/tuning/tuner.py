@@ -20,7 +20,7 @@ from carpool.tuning.exploration import Exploration
 from carpool.tuning.guards import Guards, late_of
 from carpool.tuning.history import History
 from carpool.tuning.moves import Move, Scene, move
-from carpool.tuning.objective import passing
+from carpool.tuning.objective import Aim, passing
 from carpool.tuning.plan import Plan
 from carpool.tuning.requirements import Requirements
 from carpool.tuning.states import state_of
@@ -77,7 +77,7 @@ class Tuner:
         self.plan = Plan(self._requirements)
         self._guards.follow(self._requirements.quantile, self._history.now)
         if self.belief.in_force is not None:
-            self.belief.discard_tables()  # the Batcher's may be longer or shorter now
+            self.belief.in_force = None  # the tables are made again: the Batcher's may be longer or shorter now
             self._begin_epoch()
 
     def adopt(self, parameters: Parameters) -> None:
@@ -127,7 +127,7 @@ class Tuner:
             return self._keep(Reason.HOST_STALLED, "this host paused; what was measured meanwhile is not used")
         # 2. Learn.
         moved = belief.observe(observation)
-        self.plan.share_device(observation.others_busy / observation.seconds)
+        self.plan.aim = Aim.of(self._requirements.policy, observation.others_busy / observation.seconds)
         history.requests += stats.arrivals
         if belief.service is None:
             if history.is_quiet_from_the_start:

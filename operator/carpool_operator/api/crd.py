@@ -103,11 +103,11 @@ def _schema(kind: types.Type, *, spec: bool) -> dict[str, Any]:
             return {"type": "string", "enum": [str(each.value) for each in cls]}
         case types.LiteralType(values=values):
             return {"type": "string", "enum": list(values)}
-        case types.DictType(value_type=value, max_length=most):
+        case types.DictType(value_type=value, min_length=least, max_length=most):
             return {
                 "type": "object",
                 "additionalProperties": _schema(value, spec=spec),
-                **_given(maxProperties=most),
+                **_given(minProperties=least, maxProperties=most),
                 "x-kubernetes-map-type": "atomic",
             }
         case types.VarTupleType(item_type=item, min_length=least, max_length=most):
@@ -145,7 +145,9 @@ def _default(field: types.Field, schema: dict[str, Any]) -> Any:  # noqa: ANN401
         return {name: inner["default"] for name, inner in schema["properties"].items() if "default" in inner} or None
     if isinstance(value, Duration | Quantity | str):
         return str(value)
-    return value or None if isinstance(value, tuple | dict) else value
+    if isinstance(value, tuple):
+        return list(value) or None
+    return value or None if isinstance(value, dict) else value
 
 
 COLUMNS = (

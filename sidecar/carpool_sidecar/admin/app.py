@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.models import Entry
     from carpool_sidecar.sidecar import Sidecar
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -303,6 +304,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 axis=sidecar.models.reason(entry),
                 verified=verified.value,
                 evidence=evidence,
+                padding=_padding(sidecar, entry),
             )
             for entry, (verified, evidence) in ((entry, verifier.state(entry)) for entry in sidecar.models)
         ],
@@ -320,6 +322,19 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
         jobs=None if sidecar.jobs is None else sidecar.jobs.report(),
         stalls=report.Stalls(sidecar.stalls.count, sidecar.stalls.total),
     )
+
+
+def _padding(sidecar: Sidecar, entry: Entry) -> str:
+    """Return a sentence on padding, with the share of the tokens sent that it is, and with what was not padded."""
+    driver = sidecar.driver
+    sentence = driver.verifier.padding(entry)
+    if not sentence:
+        return ""
+    own, added = driver.tokens.get(entry.lane, (0, 0))
+    if added:
+        sentence += f"; {added / (own + added):.1%} of {own + added} tokens sent were padding"
+    kept = [f"{count} {reason}" for (lane, reason), count in driver.unpadded.items() if lane == entry.lane]
+    return f"{sentence}; requests kept to their own length: {', '.join(kept)}" if kept else sentence
 
 
 def _respond(exchange: Exchange, plain: dict[str, Any]) -> None:

@@ -116,6 +116,19 @@ METRICS = (
         "Answers in a batch compared with answers to single requests, by result: agreed, disagreed, "
         "failed (no answer to compare)",
     ),
+    Metric(
+        "unpadded",
+        "counter",
+        ("model", "reason"),
+        "Requests of a model with a sequence axis that only share batches with requests of their own length, by reason",
+    ),
+    Metric(
+        "sequence_tokens",
+        "counter",
+        ("model",),
+        "Rows sent times their own length along the model's sequence axis; padding not included",
+    ),
+    Metric("padded_tokens", "counter", ("model",), "What padding added to them, so that rows could share a batch"),
     Metric("bisections", "counter", ("model",), "Failed batches halved to find the request that caused it"),
     Metric(
         "key_fragments",
@@ -280,6 +293,11 @@ class Collector:
             put("requests", count, *answer)
         for cause, count in driver.alone.items():
             put("alone", count, *cause)
+        for cause, count in driver.unpadded.items():
+            put("unpadded", count, *cause)
+        for model, (own, added) in driver.tokens.items():
+            put("sequence_tokens", own, model)
+            put("padded_tokens", added, model)
         for check, count in driver.verifier.results.items():
             put("axis_checks", count, *check)
         for header, count in driver.fragments.items():

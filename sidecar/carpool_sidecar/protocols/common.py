@@ -1,8 +1,9 @@
 """What the driver and the batcher need to know of a request, whatever its protocol.
 
-A codec is four pure functions of bytes: ``parse`` a request, ``merge`` requests into one, ``split`` the answer into
-pieces, ``assemble`` a request's pieces into its own answer. Nothing here reads a clock or a socket, and nothing takes
-more than a few milliseconds (:mod:`carpool_sidecar.protocols.limits`).
+A codec is five pure functions of bytes: ``parse`` a request, ``fit`` it into a length bucket where its model has a
+sequence axis, ``merge`` requests into one, ``split`` the answer into pieces, ``assemble`` a request's pieces into its
+own answer. Nothing here reads a clock or a socket, and nothing takes more than a few milliseconds
+(:mod:`carpool_sidecar.protocols.limits`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from carpool_sidecar.protocols.headers import Facts, Headers
     from carpool_sidecar.protocols.limits import Limits
+    from carpool_sidecar.protocols.padding import Fit
+    from carpool_sidecar.protocols.padding import Sequence as SequenceAxis
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 State = TypeVar("State")
@@ -74,13 +77,14 @@ class Parsed(Generic[State]):
     are verified together, see :mod:`carpool_sidecar.verification`.
     ``first_by_protocol``: True where the protocol itself says that dim 0 is the batch (V1 ``instances``). Otherwise the
     model's batch axis has to be known before merging, see :mod:`carpool_sidecar.protocols.models`.
+    ``fit``: its length bucket, of a model with a sequence axis; None before it was asked for, and for all others.
     ``timeout_s``, ``priority``: Triton's request parameters, as the caller gave them (1 is the most urgent; 0 and None
     are the default).
     """
 
     __slots__ = (
-        "alone", "endpoint", "expansion", "first_by_protocol", "form", "key", "priority", "rows", "size", "state",
-        "timeout_s", "tokens", "why",
+        "alone", "endpoint", "expansion", "first_by_protocol", "fit", "form", "key", "priority", "rows", "size",
+        "state", "timeout_s", "tokens", "why",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +115,7 @@ class Parsed(Generic[State]):
         self.expansion = expansion
         self.form = form
         self.first_by_protocol = first_by_protocol
+        self.fit: Fit | None = None
         self.timeout_s = timeout_s
         self.priority = priority
 
@@ -147,16 +152,25 @@ class Message(NamedTuple):
 
 
 class Codec(Protocol):
-    """The four functions of a protocol."""
+    """The five functions of a protocol."""
 
     def parse(self, endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits) -> Parsed[Any]:
         """Read a request. Never refuses: what can't be read, or is too large for that, is ``alone``."""
 
+    def fit(self, parsed: Parsed[Any], sequence: SequenceAxis) -> Fit:
+        """Find the length of a request that may be batched, and the key of those that it may be padded to."""
+
     def merge(self, portions: Sequence[Portion]) -> Message:
-        """One request out of portions with equal keys, rows in the order of the portions."""
+        """One request out of portions with equal keys, rows in the order of the portions.
+
+        Where their keys are those of ``Fit``, rows are padded to the longest.
+        """
 
     def split(self, portions: Sequence[Portion], headers: Headers, body: Buffer, limits: Limits) -> list[Piece]:
-        """One piece a portion out of the answer to ``merge(portions)``; :class:`WrongRows` if it does not fit them."""
+        """One piece a portion out of the answer to ``merge(portions)``; :class:`WrongRows` if it does not fit them.
+
+        Outputs that have the padded length are cut back to each portion's own.
+        """
 
     def assemble(self, parsed: Parsed[Any], pieces: Sequence[Piece]) -> Message:
         """Put together the answer to one request from its pieces, in the order of its rows."""
@@ -181,6 +195,28 @@ def short(text: bytes) -> bytes:
 def total_rows(portions: Sequence[Portion]) -> int:
     """Rows in a batch."""
     return sum(stop - start for _, start, stop in portions)
+
+
+def longest(portions: Sequence[Portion]) -> int:
+    """Return the length that the rows of a batch are padded to; 0: they are sent as they came."""
+    first = portions[0].parsed
+    if first.fit is None or all(portion.parsed.key == first.key for portion in portions):
+        return 0
+    return max([portion.parsed.fit.length for portion in portions if portion.parsed.fit is not None])
+
+
+def last_padded(portions: Sequence[Portion]) -> tuple[int, bool]:
+    """Return which portion of a batch shows most of what becomes of its rows, and whether its rows were padded.
+
+    The last one, since it must not depend on what went before it; of a padded batch the last that was padded.
+    """
+    length = longest(portions)
+    if length:
+        for at in range(len(portions) - 1, -1, -1):
+            fit = portions[at].parsed.fit
+            if fit is not None and fit.length < length:
+                return at, True
+    return len(portions) - 1, False
 
 
 def pieces_of(answer: object, portions: Sequence[Portion]) -> list[Piece]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import struct
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from carpool_sidecar.protocols import json_scan
+from carpool_sidecar.protocols import json_scan, padding
 from carpool_sidecar.protocols.common import JOINED, short
 from carpool_sidecar.protocols.json_scan import Beyond, Malformed
 from carpool_sidecar.protocols.limits import FREE
@@ -92,6 +93,96 @@ class Tensor:
         """What must be equal to concatenate two tensors."""
         trailing = ",".join(map(str, self.shape[1:]))
         return b"%b:%b:%b:%b" % (short(self.head), trailing.encode(), self.form.encode(), short(self.parameters))
+
+    @property
+    def datatype(self) -> str:
+        """Its datatype, as it is named in the head."""
+        start = len(b'{"name":%b,"datatype":"' % msgspec.json.encode(self.name))
+        return self.head[start : self.head.index(b'"', start)].decode()
+
+    def bucket_key(self, axis: int, top: int) -> bytes:
+        """Return the key of a tensor that is padded: lengths up to ``top`` count as equal."""
+        trailing = [str(dim) for dim in self.shape[1:]]
+        trailing[axis - 1] = f"<={top}"
+        return b"%b:%b:%b:%b" % (
+            short(self.head),
+            ",".join(trailing).encode(),
+            self.form.encode(),
+            short(self.parameters),
+        )
+
+    def unit(self, axis: int, value: float) -> bytes | None:
+        """Write one position of padding along an axis, as the data is written; None: it can't be."""
+        inner = self.shape[axis + 1 :]
+        if self.form == "binary":
+            element = padding.element(self.datatype, value)
+            return None if element is None else element * prod(inner)
+        element = padding.text(self.datatype, value)
+        if element is None or self.form == "flat":
+            return None if element is None else b",".join([element] * prod(inner))
+        for dim in reversed(inner):
+            element = b"[" + b",".join([element] * dim) + b"]"
+        return element
+
+    def padded(self, start: int, stop: int, axis: int, length: int, unit: bytes) -> Buffer:
+        """Rows ``start`` to ``stop`` with ``unit`` behind their last position along an axis, up to ``length``."""
+        count = length - self.shape[axis]
+        if not count:
+            return self.slice(start, stop)
+        if self.form == "nested":
+            tail = b"," + b",".join([unit] * count)
+            return b",".join([_extended(bytes(self.slice(row, row + 1)), axis, tail) for row in range(start, stop)])
+        runs, after = self._runs(start, stop, axis), unit * count
+        if self.form == "binary":
+            return b"".join([part for run in runs for part in (run, after)])
+        after = b"," + b",".join([unit] * count)
+        return b",".join([bytes(run) + after for run in runs])
+
+    def part(self, start: int, stop: int, axis: int = 0, length: int = 0) -> Tensor:
+        """Rows ``start`` to ``stop`` as a tensor of its own; with an ``axis``, its first ``length`` positions of it."""
+        shape = [stop - start, *self.shape[1:]]
+        if axis:
+            shape[axis] = length
+        if shape[1:] == self.shape[1:] or not self.data:
+            part = Tensor(self.name, shape, self.form, self.slice(start, stop), self.head, self.parameters)
+            if self.cuts is not None and self.form == "binary":
+                part.cuts = [cut - self.cuts[start] for cut in self.cuts[start : stop + 1]]
+            return part
+        kept = prod(shape[axis:])
+        data: Buffer
+        cuts: list[int] | None = None
+        if self.form == "nested":
+            data = b",".join([_shortened(bytes(self.slice(row, row + 1)), axis, length) for row in range(start, stop)])
+        elif self.form == "flat":
+            data = b",".join([_first(bytes(run), kept) for run in self._runs(start, stop, axis)])
+        else:
+            runs = self._runs(start, stop, axis)
+            if self.cuts is None:
+                size = len(runs[0]) // self.shape[axis] * length if runs else 0
+                kept_runs = [run[:size] for run in runs]
+            else:
+                kept_runs = [_first_strings(run, kept) for run in runs]
+                each = prod(shape[1:axis])
+                sizes = [sum(map(len, kept_runs[at : at + each])) for at in range(0, len(kept_runs), each)]
+                cuts = [0, *accumulate(sizes)]
+            data = kept_runs[0] if len(kept_runs) == 1 else b"".join(kept_runs)
+        part = Tensor(self.name, shape, self.form, data, self.head, self.parameters)
+        part.cuts = cuts
+        return part
+
+    def _runs(self, start: int, stop: int, axis: int) -> list[Buffer]:
+        """Cut the flat data of some rows before an axis: what lies in each is contiguous along it."""
+        outer = prod(self.shape[1:axis])
+        width = prod(self.shape[axis:])
+        rows = [self.slice(row, row + 1) for row in range(start, stop)]
+        if outer == 1:
+            return rows
+        if self.form == "flat":
+            return [run for row in rows for run in _texts(bytes(row), outer, width)]
+        if self.cuts is None:
+            size = len(self.data) // (self.shape[0] * outer)
+            return [row[at : at + size] for row in rows for at in range(0, len(row), size)]
+        return [run for row in rows for run in _strings(row, outer, width)]
 
     def slice(self, start: int, stop: int) -> Buffer:
         """Rows ``start`` to ``stop`` of the data; nothing large is copied."""
@@ -369,6 +460,58 @@ def _ends(text: bytes, count: int, width: int) -> Iterator[int]:
         mean = (at - start) / width
         yield at
     yield len(text) + 1
+
+
+def _texts(row: bytes, count: int, width: int) -> list[bytes]:
+    """Cut flat JSON into ``count`` runs of ``width`` elements."""
+    if b'"' in row:  # a comma may be in a string
+        elements = json_scan.elements(b"[%b]" % row, "data", (0, len(row) + 2), len(row) + 2) or []
+        return [b",".join(elements[at : at + width]) for at in range(0, len(elements), width)]
+    cuts = list(_ends(row, count, width))
+    return [row[cuts[at] : cuts[at + 1] - 1] for at in range(count)]
+
+
+def _first(run: bytes, count: int) -> bytes:
+    """Return the first elements of flat JSON that has more."""
+    if b'"' in run:
+        elements = json_scan.elements(b"[%b]" % run, "data", (0, len(run) + 2), len(run) + 2) or []
+        return b",".join(elements[:count])
+    return run[: list(_ends(run, 2, count))[1] - 1]
+
+
+def _strings(row: Buffer, count: int, width: int) -> list[Buffer]:
+    """Cut binary BYTES into ``count`` runs of ``width`` elements."""
+    at = 0
+    runs: list[Buffer] = []
+    for _ in range(count):
+        run = _first_strings(row[at:], width)
+        runs.append(run)
+        at += len(run)
+    return runs
+
+
+def _first_strings(run: Buffer, count: int) -> Buffer:
+    """Return the first elements of binary BYTES."""
+    at = 0
+    for _ in range(count):
+        at += 4 + _length_at(run, at)[0]
+    return run[:at]
+
+
+def _extended(array: bytes, depth: int, tail: bytes) -> bytes:
+    """Write ``tail`` before the closing bracket of each array at a depth; 1 is the outermost."""
+    if depth == 1:
+        return array.rstrip(json_scan.WHITESPACE)[:-1] + tail + b"]"
+    inner = json_scan.elements(array, "data", (0, len(array)), len(array)) or []
+    return b"[%b]" % b",".join([_extended(bytes(each), depth - 1, tail) for each in inner])
+
+
+def _shortened(array: bytes, depth: int, length: int) -> bytes:
+    """Leave the first ``length`` elements of each array at a depth; 1 is the outermost."""
+    inner = json_scan.elements(array, "data", (0, len(array)), len(array)) or []
+    if depth == 1:
+        return b"[%b]" % b",".join(inner[:length])
+    return b"[%b]" % b",".join([_shortened(bytes(each), depth - 1, length) for each in inner])
 
 
 def _is_nested(bones: bytes, shape: list[int]) -> bool:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from carpool_sidecar.protocols import json_scan
+from carpool_sidecar.protocols import json_scan, padding
 from carpool_sidecar.protocols.common import (
     JOINED,
     UNREADABLE,
@@ -38,20 +38,24 @@ from carpool_sidecar.protocols.common import (
     WrongRows,
     alone,
     check_shareable,
+    longest,
     pieces_of,
     short,
     total_rows,
 )
 from carpool_sidecar.protocols.limits import DEFAULT
+from carpool_sidecar.protocols.padding import Fit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from carpool_sidecar.protocols.common import Buffer
     from carpool_sidecar.protocols.headers import Facts, Headers
     from carpool_sidecar.protocols.json_scan import Span
     from carpool_sidecar.protocols.limits import Limits
+    from carpool_sidecar.protocols.padding import Sequence as SequenceAxis
 
+_OPENING = ord("[")
 _ONLY = {
     name: re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"' + name + rb'"[ \t\r\n]*:[ \t\r\n]*(?=\[)')
     for name in (b"instances", b"inputs", b"predictions", b"outputs")
@@ -74,6 +78,8 @@ _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LONG = b"0" * 19
 _LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}(?![0-9.eE])")
 _INT64 = range(-(2**63), 2**63)
+_SCALARS = re.compile(rb"(?<=[\[,])(?=[,\]])")
+"""Where the numbers stood in what ``_tensor`` leaves of arrays."""
 _PER_ROW = 72
 """Bytes that the place of one row takes."""
 
@@ -170,10 +176,105 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
     )
 
 
+def fit(parsed: Parsed[Rows], sequence: SequenceAxis) -> Fit:
+    """Find the length of rows whose arrays of numbers are padded: fields of an object, or the row itself.
+
+    All rows of a request have one shape, so the first one shows it.
+    """
+    state = parsed.state
+    first = bytes(state.rows[0])
+    spans = _arrays(first, sequence.pad) if sequence.axis == 1 else {}
+    units, kinds = dict[str, bytes](), list[bytes]()
+    lengths = set[int]()
+    for name, (start, stop) in spans.items():
+        text = first[start:stop]
+        bones = _tensor(text)
+        elements = json_scan.elements(text, "", (0, len(text)), len(text)) if bones else None
+        if bones is None or not elements:
+            return Fit(sequence, why=padding.NOT_PADDABLE)
+        kind, inner = bones[:1], (_tensor(bytes(elements[0])) or b"")[1:]
+        number = padding.number(sequence.pad[name], whole=kind == b"i")
+        if number is None or bones[1:] != b"[%b]" % b",".join([inner] * len(elements)):
+            return Fit(sequence, why=padding.NOT_PADDABLE)
+        lengths.add(len(elements))
+        units[name] = _SCALARS.sub(number, inner) if inner else number
+        kinds.append(name.encode() + b":" + kind + inner)
+    if len(lengths) != 1:
+        return Fit(sequence, why=padding.NOT_PADDABLE)
+    length = lengths.pop()
+    if not sequence.fits(length):
+        return Fit(sequence, length=length, why=padding.TOO_LONG)
+    top = sequence.bucket(length)
+    if len(first) * top > padding.LARGEST_ROW * length:
+        return Fit(sequence, length=length, why=padding.TOO_LARGE)
+    own = b"\x00".join((short(_shape(first)), short(state.rest) if state.rest else state.rest))
+    outline = _shape(_replaced(first, spans, dict.fromkeys(spans, b"0")))
+    key = (parsed.key[: len(parsed.key) - len(own)], short(outline), *kinds, b"<=%d" % top, sequence.mark, state.rest)
+    return Fit(
+        sequence, length=length, key=b"\x00".join(key), units=units, growth=len(state.text) * (top - length) // length
+    )
+
+
+def _arrays(row: bytes, names: Collection[str]) -> dict[str, Span]:
+    """Find the arrays of these names in a row, in order; a row that is an array itself has the only name."""
+    if row.startswith(b"["):
+        return dict.fromkeys(names, (0, len(row))) if len(names) == 1 else {}
+    try:
+        fields = json_scan.members(row, "", DEFAULT) if row.startswith(b"{") else {}
+    except json_scan.Malformed:
+        return {}
+    return {name: span for name, span in fields.items() if name in names and row[span[0]] == _OPENING}
+
+
+def _replaced(row: bytes, spans: dict[str, Span], values: dict[str, bytes]) -> bytes:
+    """Return a row with other values in these places, which are in order."""
+    parts, at = list[bytes](), 0
+    for name, (start, stop) in spans.items():
+        parts += (row[at:start], values[name])
+        at = stop
+    return b"".join([*parts, row[at:]])
+
+
+def _padded(portion: Portion, length: int) -> Buffer:
+    """Rows of a portion, comma-separated, padded to ``length``."""
+    parsed, start, stop = portion
+    fits = parsed.fit
+    state: Rows = parsed.state
+    if fits is None or fits.length == length:
+        return state.slice(start, stop)
+    tails = {name: b"".join([b",", unit] * (length - fits.length)) + b"]" for name, unit in fits.units.items()}
+    rows = list[bytes]()
+    for raw in state.rows[start:stop]:
+        row = bytes(raw)
+        spans = {name: (end - 1, end) for name, (_, end) in _arrays(row, fits.sequence.pad).items()}
+        rows.append(_replaced(row, spans, tails))
+    return b",".join(rows)
+
+
+def _cut_back(row: bytes, names: Collection[str], length: int, own: int) -> bytes:
+    """Return a prediction whose arrays of these names were as long as the padded rows, cut to its request's length."""
+    spans = _arrays(row, names)
+    values = dict[str, bytes]()
+    for name, (start, stop) in spans.items():
+        elements = json_scan.elements(row, "", (start, stop), stop - start) or []
+        if len(elements) != length:
+            raise WrongRows(
+                f"prediction {name!r} has {len(elements)} elements, but sequence.outputs says that it is as long "
+                f"as the inputs, which have {length}",
+                reason=padding.WRONG_LENGTH,
+            )
+        values[name] = b"[%b]" % b",".join(elements[:own])
+    return _replaced(row, spans, values)
+
+
 def merge(portions: Sequence[Portion]) -> Message:
     """``{"instances": [...], other fields}`` with the rows of all portions."""
     first: Rows = portions[0].parsed.state
-    slices = [portion.parsed.state.slice(portion.start, portion.stop) for portion in portions]
+    length = longest(portions)
+    if length:
+        slices = [_padded(portion, length) for portion in portions]
+    else:
+        slices = [portion.parsed.state.slice(portion.start, portion.stop) for portion in portions]
     if sum([len(rows) for rows in slices]) <= JOINED:
         return Message([], [b'{"%b":[%b]%b}' % (first.name, b",".join(slices), first.rest)])
     parts: list[Buffer] = [b'{"%b":[' % first.name]
@@ -215,6 +316,15 @@ def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: L
         raise WrongRows(str(error), reason=UNREADABLE) from None
     if rows is None or len(rows) != total:
         raise WrongRows(f"{'more' if rows is None else len(rows)} predictions for {total} rows")
+    length = longest(portions)
+    if length:
+        at = 0
+        for parsed, start, stop in portions:
+            fits = parsed.fit
+            for row in range(at, at + stop - start):
+                if fits is not None:
+                    rows[row] = msgspec.Raw(_cut_back(bytes(rows[row]), fits.sequence.outputs, length, fits.length))
+            at += stop - start
     return pieces_of(Answer(head, rows, tail), portions)
 
 

@@ -23,7 +23,7 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from carpool_sidecar.protocols import json_scan, tensors
+from carpool_sidecar.protocols import json_scan, padding, tensors
 from carpool_sidecar.protocols.common import (
     UNREADABLE,
     Buffer,
@@ -37,12 +37,14 @@ from carpool_sidecar.protocols.common import (
     alone,
     check_shareable,
     joined,
+    longest,
     pieces_of,
     short,
     total_rows,
 )
 from carpool_sidecar.protocols.headers import find
 from carpool_sidecar.protocols.limits import DEFAULT
+from carpool_sidecar.protocols.padding import Fit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.headers import Facts, Headers
     from carpool_sidecar.protocols.json_scan import Span
     from carpool_sidecar.protocols.limits import Limits
+    from carpool_sidecar.protocols.padding import Sequence as SequenceAxis
     from carpool_sidecar.protocols.tensors import Tensor
 
 HEADER_LENGTH = b"inference-header-content-length"
@@ -74,16 +77,18 @@ class Request:
 class Answer:
     """The outputs of an answer; ``fields``: the members before them; ``id``: the server's own, or empty.
 
-    ``several``: whether more than one request shares it.
+    ``several``: whether more than one request shares it. ``first_row``: where in the batch its rows begin, if it is one
+    portion's answer.
     """
 
-    __slots__ = ("fields", "id", "outputs", "several")
+    __slots__ = ("fields", "first_row", "id", "outputs", "several")
 
-    def __init__(self, outputs: list[Tensor], fields: bytes, own: bytes, several: bool) -> None:
+    def __init__(self, outputs: list[Tensor], fields: bytes, own: bytes, several: bool, first_row: int = 0) -> None:
         self.outputs = outputs
         self.fields = fields
         self.id = own
         self.several = several
+        self.first_row = first_row
 
 
 def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAULT) -> Parsed[Request] | Parsed[None]:
@@ -142,13 +147,65 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
     )
 
 
+def fit(parsed: Parsed[Request], sequence: SequenceAxis) -> Fit:
+    """Find the length of a request's inputs along the sequence axis; all that are padded have the same."""
+    axis, inputs = sequence.axis, parsed.state.inputs
+    named = [tensor for tensor in inputs if tensor.name in sequence.pad]
+    lengths = {tensor.shape[axis] if axis < len(tensor.shape) else 0 for tensor in named}
+    length = max(lengths, default=0)
+    units = {tensor.name: tensor.unit(axis, sequence.pad[tensor.name]) for tensor in named} if length else {}
+    if len(lengths) != 1 or not units:
+        return Fit(sequence, why=padding.NOT_PADDABLE)
+    if not sequence.fits(length):
+        return Fit(sequence, length=length, why=padding.TOO_LONG)
+    known = {name: unit for name, unit in units.items() if unit is not None}
+    if len(known) < len(units):
+        return Fit(sequence, length=length, why=padding.NOT_PADDABLE)
+    top = sequence.bucket(length)
+    if any(len(tensor.data) * top > padding.LARGEST_ROW * length * tensor.shape[0] for tensor in named):
+        return Fit(sequence, length=length, why=padding.TOO_LARGE)
+    keys = b"\x00".join([tensor.key for tensor in inputs])
+    others = [tensor.bucket_key(axis, top) if tensor.name in known else tensor.key for tensor in inputs]
+    return Fit(
+        sequence,
+        length=length,
+        key=b"\x00".join([parsed.key[: len(parsed.key) - len(keys)], *others, sequence.mark]),
+        units=known,
+        growth=sum([len(tensor.data) for tensor in named]) * (top - length) // length,
+    )
+
+
 def merge(portions: Sequence[Portion]) -> Message:
-    """One request with the rows of all portions: tensor by tensor, no binary data copied."""
+    """One request with the rows of all portions: tensor by tensor, no binary data copied but what is padded."""
+    length = longest(portions)
+    if length:
+        return _padded(portions, length)
     inputs = [
         (tensor, [portion.parsed.state.inputs[index].slice(portion.start, portion.stop) for portion in portions])
         for index, tensor in enumerate(portions[0].parsed.state.inputs)
     ]
     return _written([b'"inputs":['], inputs, total_rows(portions), portions[0].parsed.state.rest)
+
+
+def _padded(portions: Sequence[Portion], length: int) -> Message:
+    """Merge portions whose rows are padded to ``length``."""
+    inputs: list[tuple[Tensor, list[Buffer]]] = []
+    first = portions[0].parsed
+    for index, tensor in enumerate(first.state.inputs):
+        buffers = list[Buffer]()
+        shape = [*tensor.shape]
+        for parsed, start, stop in portions:
+            own: Tensor = parsed.state.inputs[index]
+            fits = parsed.fit
+            unit = None if fits is None else fits.units.get(tensor.name)
+            if fits is None or unit is None:
+                buffers.append(own.slice(start, stop))
+            else:
+                shape[fits.sequence.axis] = length
+                buffers.append(own.padded(start, stop, fits.sequence.axis, length, unit))
+        head = tensors.Tensor(tensor.name, shape, tensor.form, b"", tensor.head, tensor.parameters)
+        inputs.append((head, buffers))
+    return _written([b'"inputs":['], inputs, total_rows(portions), first.state.rest)
 
 
 def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: Limits = DEFAULT) -> list[Piece]:
@@ -177,7 +234,32 @@ def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: L
     if several:
         check_shareable(fields | {tensor.name: tensor.head + tensor.parameters for tensor in outputs})
     before = b"".join([b"%b:%b," % (msgspec.json.encode(name), value) for name, value in fields.items()])
-    return pieces_of(Answer(outputs, before, own, several), portions)
+    length = longest(portions)
+    if not length:
+        return pieces_of(Answer(outputs, before, own, several), portions)
+    # Cut back: each portion has an answer of its own then.
+    pieces = list[Piece]()
+    at = 0
+    for parsed, start, stop in portions:
+        rows = stop - start
+        parts = [_cut_back(tensor, at, at + rows, parsed.fit, length) for tensor in outputs]
+        pieces.append(Piece(Answer(parts, before, own, several, at), 0, rows))
+        at += rows
+    return pieces
+
+
+def _cut_back(tensor: Tensor, start: int, stop: int, fits: Fit | None, length: int) -> Tensor:
+    """Return some rows of an output of a batch that was padded to ``length``, cut back if it has that length, too."""
+    if fits is None or tensor.name not in fits.sequence.outputs:
+        return tensor.part(start, stop)
+    axis = fits.sequence.axis
+    if tensor.shape[axis : axis + 1] != [length]:
+        raise WrongRows(
+            f"output {tensor.name!r} has shape {tensor.shape}, but sequence.outputs says that its dimension {axis} is "
+            f"the length of the inputs, which is {length}",
+            reason=padding.WRONG_LENGTH,
+        )
+    return tensor.part(start, stop, axis, fits.length)
 
 
 def assemble(parsed: Parsed[Request], pieces: Sequence[Piece]) -> Message:
@@ -189,7 +271,8 @@ def assemble(parsed: Parsed[Request], pieces: Sequence[Piece]) -> Message:
         (tensor, [piece.answer.outputs[index].slice(piece.start, piece.stop) for piece in pieces])
         for index, tensor in enumerate(first.outputs)
     ]
-    own = parsed.state.id or (_distinct(first.id, pieces[0].start) if first.several and first.id else first.id)
+    row = first.first_row + pieces[0].start
+    own = parsed.state.id or (_distinct(first.id, row) if first.several and first.id else first.id)
     before = [first.fields, b'"id":%b,' % own if own else b"", b'"outputs":[']
     return _written(before, outputs, sum(stop - start for _, start, stop in pieces), b"")
 

@@ -8,6 +8,9 @@ in it, and with more requests also what depends on single values.
 
 Where all traffic is one request again and again, as a load generator's is, there is no B. Then a trial of A A A A lets
 requests be merged whose rows are A's, and no others.
+
+Where the policy names a sequence axis, requests of different lengths are padded in these trials. They share batches
+once ``TRIALS`` such trials agreed. One that did not ends padding, and says nothing of rows of equal length.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool_sidecar.protocols.agreement import Tolerance
-from carpool_sidecar.protocols.common import Portion
+from carpool_sidecar.protocols.common import Portion, longest
 from carpool_sidecar.verification.samples import Samples, digest_of, part
 
 if TYPE_CHECKING:
+    from carpool.policy.spec import SequenceAxis
     from carpool_sidecar.protocols.agreement import Difference
     from carpool_sidecar.protocols.common import Message, Parsed, Piece
     from carpool_sidecar.protocols.headers import Facts
@@ -79,6 +83,8 @@ class Trial(NamedTuple):
     portions: list[Portion]
     expected: list[Message]
     facts: Facts
+    padded: bool = False
+    """Whether rows in it, or in the batch that it checks, were padded."""
 
     @property
     def rows(self) -> int:
@@ -113,45 +119,54 @@ class Pace:
 
 
 class Live:
-    """Which batches of live traffic are checked: the first of each size, by powers of two, and some of the others."""
+    """Which batches of live traffic are checked: the first of each size, by powers of two, and some of the others.
+
+    ``padded``: the upper end of the length bucket of a batch with padded rows, 0 for all others.
+    """
 
     __slots__ = ("batches", "checked_at", "every", "sizes")
 
     def __init__(self) -> None:
-        self.sizes = 0
-        """Bit n: a batch of more than 2^(n-1) and up to 2^n rows was checked."""
+        self.sizes = set[tuple[int, int]]()
+        """(bucket, n): a batch of more than 2^(n-1) and up to 2^n rows was checked."""
         self.batches = 0
         """Since the last check."""
         self.every = 1
         self.checked_at = 0.0
 
-    def due(self, rows: int, now: float) -> bool:
+    def due(self, rows: int, now: float, padded: int = 0) -> bool:
         """Count a batch, and say whether it is one to check."""
         self.batches += 1
         return (
-            not self.sizes >> (rows - 1).bit_length() & 1
+            (padded, (rows - 1).bit_length()) not in self.sizes
             or self.batches >= self.every
             or now - self.checked_at >= EVERY_SECONDS
         )
 
-    def begun(self, rows: int, now: float) -> None:
+    def begun(self, rows: int, now: float, padded: int = 0) -> None:
         """Note that a batch is checked."""
-        self.sizes |= 1 << (rows - 1).bit_length()
+        self.sizes.add((padded, (rows - 1).bit_length()))
         self.batches = 0
         self.every = min(2 * self.every, EVERY_BATCHES)
         self.checked_at = now
 
 
 class Check:
-    """One form of a model's requests. ``asserted``: the policy says that they merge; they are only checked live."""
+    """One form of a model's requests. ``asserted``: the policy says that they merge; they are only checked live.
+
+    ``sequence``: along which axis the policy lets them be padded.
+    """
 
     __slots__ = (
-        "agreed", "asserted", "live", "only", "pace", "rejected", "samples", "tolerance", "trouble", "verified",
+        "agreed", "asserted", "live", "only", "pace", "padded", "pads", "rejected", "samples", "sequence", "tolerance",
+        "trouble", "unpadded", "verified",
     )  # fmt: skip
 
-    def __init__(self, tolerance: float, shelf: Shelf, *, asserted: bool = False) -> None:
+    def __init__(
+        self, tolerance: float, shelf: Shelf, *, asserted: bool = False, sequence: SequenceAxis | None = None
+    ) -> None:
         self.tolerance = Tolerance(tolerance)
-        self.samples = Samples(shelf)
+        self.samples = Samples(shelf, padded=sequence is not None)
         self.pace = Pace()
         self.live = Live()
         self.asserted = asserted
@@ -165,11 +180,24 @@ class Check:
         """Trials answered with an error."""
         self.trouble = ""
         """What keeps it from being verified, where that is known."""
+        self.sequence = sequence
+        self.padded = 0
+        """Trials of padded rows that agreed."""
+        self.pads = False
+        """Whether requests of different lengths are merged."""
+        self.unpadded = ""
+        """Why they never are, once that was seen."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether no trial is left to send."""
+        return self.verified and (self.sequence is None or self.pads or bool(self.unpadded))
 
     def key_of(self, parsed: Parsed[Any]) -> bytes | None:
         """Return the key under which a request may be merged; None: not at all."""
         if self.verified:
-            return parsed.key
+            fit = parsed.fit
+            return parsed.key if fit is None or fit.key is None or not self.pads else fit.key
         if self.only is not None and self.only[0] == parsed.key and self.only[1] == digest_of(parsed):
             return parsed.key + self.only[1]
         return None
@@ -186,12 +214,17 @@ class Check:
     def next_trial(self, now: float, *, cap: int, room: int) -> Trial | None:
         """Return what to send next, if anything: batches have ``cap`` rows at most, trials ``room`` more in all."""
         pace = self.pace
-        if self.verified or pace.under_way or now < pace.try_at or cap < 2 or pace.answers < LONE:
+        if self.settled or pace.under_way or now < pace.try_at or cap < 2 or pace.answers < LONE:
             return None
-        group = self.samples.group()
+        group = self.samples.of_several_lengths() if self.samples.padded else []
         trial = None
+        # The second trial begins with another request: of two, the parts are swapped.
         if len(group) > 1:
-            # The second trial begins with another request: of two, the parts are swapped.
+            first, second, *rest = group
+            trial = _composed(Kind.MIXED, [second, first, *rest] if self.padded else group, cap)
+        elif self.verified:
+            return None
+        elif len(group := self.samples.group()) > 1:
             middle = len(group) // 2 if self.agreed else 0
             trial = _composed(Kind.MIXED, group[middle:] + group[:middle], cap)
         elif self.only is None and (same := self.samples.repeated()) is not None and same.seen >= SEEN:
@@ -202,18 +235,19 @@ class Check:
         return trial
 
     def live_trial(
-        self, portion: Portion, piece: Piece, facts: Facts, now: float, *, rows: int, room: int
+        self, portion: Portion, piece: Piece, facts: Facts, now: float, *, rows: int, room: int, padded: int = 0
     ) -> Trial | None:
-        """Return rows to send alone that just were in a batch of ``rows``."""
+        """Return rows to send alone that just were in a batch of ``rows``; ``padded`` as for ``Live``."""
         span = min(portion.stop - portion.start, SPAN)
         if self.pace.under_way or now < self.pace.try_at or span > room:
             return None
         self.pace.under_way = True
-        self.live.begun(rows, now)
+        self.live.begun(rows, now, padded)
         expected = part(portion.parsed, piece, 0, span)
         # A copy: the whole batch's answer is not kept for a part of it.
         expected = expected._replace(parts=[b"".join(expected.parts)])
-        return Trial(Kind.LIVE, [Portion(portion.parsed, portion.start, portion.start + span)], [expected], facts)
+        rows_again = [Portion(portion.parsed, portion.start, portion.start + span)]
+        return Trial(Kind.LIVE, rows_again, [expected], facts, padded > 0)
 
     def copies(self, portion: Portion, piece: Piece, facts: Facts, now: float, *, rows: int, room: int) -> Trial | None:
         """Return a batch of ``rows``, all of them of a request that was just answered; ``None``: not now."""
@@ -243,7 +277,7 @@ class Check:
         return self.rejected >= REJECTIONS
 
     def has_agreed(self, trial: Trial) -> bool:
-        """Take a trial that gave every row the answer it got before; True: with it the check is verified."""
+        """Take a trial that gave every row the answer it got before; True: with it more requests may be merged."""
         self.pace.under_way = False
         self.pace.failures = 0
         self.rejected = 0
@@ -252,13 +286,43 @@ class Check:
             parsed = trial.portions[0].parsed
             self.only = (parsed.key, digest_of(parsed))
         elif trial.kind is Kind.MIXED:
+            before = (self.verified, self.pads)
             self.agreed += 1
-            if self.agreed >= TRIALS and not self.verified:
+            self.padded += trial.padded
+            if self.agreed >= TRIALS:
                 self.verified = True
                 self.only = None
+            self.pads = self.padded >= TRIALS and not self.unpadded
+            if self.settled:
                 self.samples.clear()
-                return True
+            return (self.verified, self.pads) != before
         return False
+
+    def pads_no_more(self, why: str, now: float) -> None:
+        """Take that padded rows got other answers than without padding. Of rows of equal length that says nothing."""
+        self.pace.under_way = False
+        self.pace.try_at = now
+        self.unpadded = why
+        self.pads = False
+        self.samples.padded = False
+        self.agreed = self.rejected = 0
+        self.live = Live()  # batches without padding are looked at anew
+
+    @property
+    def padding(self) -> str:
+        """A sentence on whether requests of different lengths share batches; "" without a sequence axis."""
+        if self.sequence is None:
+            return ""
+        if self.unpadded:
+            return f"refuted, so only requests of equal length share a batch: {self.unpadded}"
+        if self.pads:
+            return f"verified: {TRIALS} batches with padded rows gave every row the same answer as a single request"
+        if self.trouble:
+            return f"not verified yet: {self.trouble}"
+        return (
+            f"not verified yet: {self.padded} of {TRIALS} trial batches agreed; a trial needs two requests of one "
+            "length bucket that differ in length and answer"
+        )
 
     @property
     def evidence(self) -> str:
@@ -293,4 +357,4 @@ def _composed(kind: Kind, samples: list[Sample], cap: int) -> Trial:
         start = rows - size if from_end else 0
         portions.append(Portion(sample.parsed, start, start + size))
         expected.append(sample.part(start, start + size))
-    return Trial(kind, portions, expected, first.facts)
+    return Trial(kind, portions, expected, first.facts, longest(portions) > 0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from carpool_sidecar.verification.check import Check
 
 if TYPE_CHECKING:
+    from carpool.policy.spec import SequenceAxis
     from carpool_sidecar.verification.samples import Shelf
 
 UNVERIFIED = "axis-unverified"
@@ -53,13 +54,15 @@ class Record:
         self.disagreed = ""
         """Where an answer alone and one in a batch differed; "" while none did."""
 
-    def admit(self, form: object, tolerance: float, shelf: Shelf, *, asserted: bool) -> Check:
+    def admit(
+        self, form: object, tolerance: float, shelf: Shelf, *, asserted: bool, sequence: SequenceAxis | None = None
+    ) -> Check:
         """Begin a check; where there are too many, the one that has come least far makes room."""
         rivals = [key for key, check in self.checks.items() if check.verified == asserted]
         if len(rivals) >= MAX_FORMS:
             least = min(rivals, key=lambda key: self.checks[key].pace.answers)
             self.checks.pop(least).samples.clear()
-        check = self.checks[form] = Check(tolerance, shelf, asserted=asserted)
+        check = self.checks[form] = Check(tolerance, shelf, asserted=asserted, sequence=sequence)
         return check
 
     def room(self, served: int) -> int:
@@ -83,7 +86,16 @@ class Record:
         """A sentence on it."""
         if self.disagreed:
             return self.disagreed
-        checks = sorted(
-            self.checks.values(), key=lambda check: (not check.verified, -check.agreed, -check.pace.answers)
-        )
-        return checks[0].evidence if checks else "not verified yet: no single request was answered"
+        check = self._farthest
+        return "not verified yet: no single request was answered" if check is None else check.evidence
+
+    @property
+    def padding(self) -> str:
+        """A sentence on whether requests of different lengths share batches: of a form that is not, if there is one."""
+        refuted = next((check for check in self.checks.values() if check.unpadded), self._farthest)
+        return "" if refuted is None else refuted.padding
+
+    @property
+    def _farthest(self) -> Check | None:
+        checks = self.checks.values()
+        return min(checks, key=lambda check: (not check.verified, -check.agreed, -check.pace.answers), default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from carpool_sidecar.protocols import CODECS
@@ -90,17 +91,19 @@ class Samples:
     A trial of two requests with equal answers would agree whatever the model does with rows, so of these one is kept.
     """
 
-    __slots__ = ("kept", "shelf", "size")
+    __slots__ = ("kept", "padded", "shelf", "size")
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Shelf, *, padded: bool = False) -> None:
         self.kept: list[Sample] = []
+        self.padded = padded
+        """Whether requests could share a batch that differ in length."""
         self.shelf = shelf
         self.size = 0
         """Bytes."""
 
     def add(self, sample: Sample, tolerance: Tolerance) -> Difference | None:
         """Take a sample, unless it shows nothing new; a difference between the answers to equal rows, both alone."""
-        mates = [each for each in self.kept if each.parsed.key == sample.parsed.key]
+        mates = [each for each in self.kept if self._key(each) == self._key(sample)]
         for mate in mates:
             if mate.digest == sample.digest:
                 mate.seen += 1
@@ -116,9 +119,29 @@ class Samples:
 
     def group(self) -> list[Sample]:
         """Return the most samples that could share a batch."""
-        keys = [each.parsed.key for each in self.kept]
-        most = max(keys, key=keys.count, default=None)
-        return [each for each in self.kept if each.parsed.key == most]
+        return max(self._groups(), key=len, default=[])
+
+    def of_several_lengths(self) -> list[Sample]:
+        """Return the most that could share a batch and differ in length: the shortest, the longest, and so on inwards.
+
+        So the first two differ, and whatever begins or ends with them.
+        """
+        groups = [each for each in self._groups() if len({sample.parsed.key for sample in each}) > 1]
+        most: list[Sample] = max(groups, key=len, default=[])
+        ascending = sorted(most, key=_length)
+        middle = -(-len(ascending) // 2)
+        outer, inner = ascending[:middle], ascending[middle:][::-1]
+        return [each for pair in zip_longest(outer, inner) for each in pair if each is not None]
+
+    def _groups(self) -> list[list[Sample]]:
+        groups: dict[bytes, list[Sample]] = {}
+        for each in self.kept:
+            groups.setdefault(self._key(each), []).append(each)
+        return list(groups.values())
+
+    def _key(self, sample: Sample) -> bytes:
+        fit = sample.parsed.fit
+        return sample.parsed.key if not self.padded or fit is None or fit.key is None else fit.key
 
     def repeated(self) -> Sample | None:
         """Return the request that was answered alone most often."""
@@ -133,6 +156,10 @@ class Samples:
         self.kept.remove(sample)
         self.size -= sample.size
         self.shelf.leave(self, sample.size)
+
+
+def _length(sample: Sample) -> int:
+    return 0 if sample.parsed.fit is None else sample.parsed.fit.length
 
 
 def _difference(one: Sample, other: Sample, tolerance: Tolerance) -> Difference | None:

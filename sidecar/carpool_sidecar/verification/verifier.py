@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Sequence
 
-    from carpool.policy.spec import BatchingPolicy
+    from carpool.policy.spec import BatchingPolicy, SequenceAxis
     from carpool_sidecar.answers import UpstreamAnswer
     from carpool_sidecar.models import Entry
     from carpool_sidecar.protocols.common import Buffer, Message, Parsed, Piece
@@ -81,12 +81,15 @@ class Verifier:
     def admit(self, entry: Entry, parsed: Parsed[Any]) -> tuple[bytes | None, Check | None]:
         """Return the key under which a request may be merged (None: not at all), and who looks at its answer."""
         if self.off:
-            return parsed.key, None
+            fit = parsed.fit
+            return parsed.key if fit is None or fit.key is None else fit.key, None
         form = (parsed.endpoint.target, parsed.form)
         check = entry.record.checks.get(form)
         if check is None:
-            check = entry.record.admit(form, self._share, self._shelf, asserted=_asserted(entry))
-        return parsed.key if check.verified else check.key_of(parsed), check
+            check = entry.record.admit(
+                form, self._share, self._shelf, asserted=_asserted(entry), sequence=_sequence(entry)
+            )
+        return parsed.key if check.verified and parsed.fit is None else check.key_of(parsed), check
 
     def state(self, entry: Entry) -> tuple[Verified, str]:
         """Return what is known of a model, and a sentence on it."""
@@ -106,6 +109,16 @@ class Verifier:
             )
         return record.state, record.evidence
 
+    def padding(self, entry: Entry) -> str:
+        """Return a sentence on whether requests of different lengths share batches; "" without a sequence axis."""
+        if entry.sequence is None:
+            return ""
+        if self.off:
+            return "not checked: the policy says verification mode Never"
+        if not self._policy.idempotent:
+            return "off: the policy says that requests are not idempotent, so no copies are sent to verify padding"
+        return entry.record.padding or "not verified yet: no request came"
+
     def merges(self, entry: Entry) -> bool:
         """Whether any requests of a model are merged now."""
         match self.state(entry)[0]:
@@ -124,7 +137,8 @@ class Verifier:
         same = (before.verification, before.idempotent) == (policy.verification, policy.idempotent)
         for entry in entries:
             checks = entry.record.checks.values()
-            if not same or any(check.asserted != _asserted(entry) for check in checks):
+            rules = (_asserted(entry), _sequence(entry))
+            if not same or any((check.asserted, check.sequence) != rules for check in checks):
                 if entry.record.disagreed:
                     self._courier.quarantine(entry, on=False)
                 self.forget(entry)
@@ -143,14 +157,14 @@ class Verifier:
         size = parsed.size + len(body)
         if not check.looks(now) or size > MAX_SAMPLE or self._refuted(entry):
             return
-        check.pace.looked(now, settled=check.verified or not self._policy.idempotent)
+        check.pace.looked(now, settled=check.settled or not self._policy.idempotent)
         try:
             portions = [Portion(parsed, 0, parsed.rows)]
             (piece,) = CODECS[parsed.endpoint.protocol].split(portions, headers, body, self._courier.limits)
-            if check.verified or not self._policy.idempotent:
-                # It has its rows, and that is all there is to see.
-                self._copy(entry, check, portions[0], piece, facts)
+            if check.verified and self._copy(entry, check, portions[0], piece, facts):
                 return
+            if check.settled or not self._policy.idempotent:
+                return  # it has its rows, and that is all there is to see
             difference = check.answered_alone(Sample(parsed, facts, piece, digest_of(parsed), size))
         except TooLarge as error:
             check.trouble = str(error)
@@ -169,24 +183,34 @@ class Verifier:
                     check,
                     "two equal requests, neither in a batch, had different answers: "
                     f"output {difference.output!r}, row {difference.row}: {again}",
+                    padded=check.verified,
                 )
             self._go_on(entry, check, now)
 
     def answered_together(
-        self, entry: Entry, check: Check, portion: Portion, piece: Piece, facts: Facts, rows: int
+        self, entry: Entry, check: Check, portion: Portion, piece: Piece, facts: Facts, rows: int, *, padded: bool
     ) -> None:
-        """Take note of a batch of ``rows`` that was answered and shared out; ``portion`` was its last member.
+        """Take note of a batch of ``rows`` that was answered and shared out; ``portion``: the one to check.
 
-        The last, since it must not depend on what went before it.
+        ``padded``: whether its rows were.
         """
         now = self._clock()
-        due = check.live.due(rows, now)
+        fit = portion.parsed.fit
+        bucket = fit.bucket if padded and fit is not None else 0
+        due = check.live.due(rows, now, bucket)
         if not self._policy.idempotent or portion.parsed.size > MAX_SAMPLE:
             return
         try:
-            if self._copy(entry, check, portion, piece, facts) or not due:
+            if self._copy(entry, check, portion, piece, facts):
                 return
-            trial = check.live_trial(portion, piece, facts, now, rows=rows, room=self._room(entry))
+            parsed, start, stop = portion
+            if not check.settled and not padded and stop - start == parsed.rows and check.looks(now):
+                # Its rows are known to be answered as if it had been sent alone: only padding is left to be tried.
+                answer = part(parsed, piece, 0, parsed.rows)
+                self.answered_alone(entry, check, parsed, facts, answer.headers, b"".join(answer.parts))
+            if not due:
+                return
+            trial = check.live_trial(portion, piece, facts, now, rows=rows, room=self._room(entry), padded=bucket)
         except Exception:  # noqa: BLE001 - likewise
             self._fault()
             return
@@ -215,10 +239,10 @@ class Verifier:
         self._send(entry, check, trial)
         return True
 
-    def shared_out_wrong(self, entry: Entry, check: Check, error: WrongRows) -> None:
+    def shared_out_wrong(self, entry: Entry, check: Check, error: WrongRows, *, padded: bool) -> None:
         """Take note of a batch whose answer could not be shared out."""
         if error.reason != UNREADABLE and not self._refuted(entry):
-            self._disagrees(entry, check, f"of a batch, {error}")
+            self._disagrees(entry, check, f"of a batch, {error}", padded=padded)
 
     # ------------------------------------------------------------------------------------------------- trials
 
@@ -273,7 +297,7 @@ class Verifier:
                 return
             except WrongRows as error:
                 if error.reason != UNREADABLE:
-                    self._disagrees(entry, check, f"of a {self._name(trial)}, {error}")
+                    self._disagrees(entry, check, f"of a {self._name(trial)}, {error}", padded=trial.padded)
                     return
                 rejected = str(error)
         if rejected:
@@ -285,7 +309,7 @@ class Verifier:
             if not counts:
                 check.said_nothing(why, now)
             elif check.was_rejected(why, now):
-                self._disagrees(entry, check, why)
+                self._disagrees(entry, check, why, padded=trial.padded)
                 return
             self._count(entry, FAILED)
             return
@@ -296,12 +320,14 @@ class Verifier:
             elements = ELEMENTS // len(trial.portions)
             difference = disagreement(portion.parsed.endpoint.protocol, alone, batched, check.tolerance, elements)
             if difference is not None:
-                self._disagrees(entry, check, f"in {self._name(trial)}, {difference}")
+                self._disagrees(entry, check, f"in {self._name(trial)}, {difference}", padded=trial.padded)
                 return
         self._count(entry, AGREED)
         if check.has_agreed(trial):
             self._log.info(
-                "batches verified", extra={"model": entry.model, "version": entry.version, "detail": check.evidence}
+                "batches verified",
+                extra={"model": entry.model, "version": entry.version, "detail": check.evidence}
+                | ({"padding": check.padding} if check.padding else {}),
             )
         self._go_on(entry, check, now)
 
@@ -312,11 +338,24 @@ class Verifier:
 
     @staticmethod
     def _name(trial: Trial) -> str:
-        return "batch of live traffic" if trial.kind is Kind.LIVE else f"trial batch of {trial.rows} rows"
+        padded = "padded " if trial.padded else ""
+        if trial.kind is Kind.LIVE:
+            return f"{padded}batch of live traffic"
+        return f"{padded}trial batch of {trial.rows} rows"
 
-    def _disagrees(self, entry: Entry, check: Check, why: str) -> None:
-        """Stop merging at once; where the policy asserts the axis, only say so."""
+    def _disagrees(self, entry: Entry, check: Check, why: str, *, padded: bool = False) -> None:
+        """Stop merging at once, or padding where rows were padded; where the policy asserts the axis, only say so."""
         self._count(entry, DISAGREED)
+        if padded:
+            if check.unpadded:
+                check.said_nothing("", self._clock())
+            else:
+                check.pads_no_more(why, self._clock())
+                self._log.warning(
+                    "a row's answer depends on its padding: only requests of equal length share a batch",
+                    extra={"model": entry.model, "version": entry.version, "detail": why},
+                )
+            return
         check.said_nothing(why, self._clock())
         asserted = _asserted(entry)
         if not entry.record.disagreed:
@@ -343,6 +382,10 @@ class Verifier:
 
 def _is_off(policy: BatchingPolicy) -> bool:
     return policy.verification.mode is VerificationMode.NEVER
+
+
+def _sequence(entry: Entry) -> SequenceAxis | None:
+    return None if entry.sequence is None else entry.sequence.policy
 
 
 def _asserted(entry: Entry) -> bool:

@@ -24,6 +24,7 @@ from carpool.policy.spec import (
     Latency,
     Model,
     PassThrough,
+    SequenceAxis,
     Tuning,
     for_p99,
 )
@@ -170,6 +171,8 @@ policies = st.builds(
             name=st.text(min_size=1, max_size=9),
             axis=st.sampled_from(Axis),
             max_batch=st.none() | st.integers(1, 9),
+            sequence=st.none()
+            | st.builds(SequenceAxis, pad=st.dictionaries(st.text(), st.floats(-9, 9), min_size=1, max_size=3)),
             bounds=st.none() | bounds,
         ),
         max_size=2,
@@ -224,6 +227,15 @@ def test_names_are_camel_case_and_values_readable() -> None:
         ({"admission": {"maxQueuedBytes": "lots"}}, "admission.maxQueuedBytes", "256Mi"),
         ({"admission": {"shedAt": "Never"}}, "admission.shedAt", "Never"),
         ({"models": [{"axis": "First"}]}, "models[0]", "name"),
+        ({"models": [{"name": "m", "sequence": {}}]}, "models[0].sequence", "pad"),
+        ({"models": [{"name": "m", "sequence": {"pad": {}}}]}, "models[0].sequence.pad", "length >= 1"),
+        ({"models": [{"name": "m", "sequence": {"pad": {"x": "0"}}}]}, "models[0].sequence.pad[...]", "float"),
+        ({"models": [{"name": "m", "sequence": {"pad": {"x": 0}, "axis": 0}}]}, "models[0].sequence.axis", ">= 1"),
+        (
+            {"models": [{"name": "m", "sequence": {"pad": {"x": 0}, "lengths": [0]}}]},
+            "models[0].sequence.lengths[0]",
+            ">= 1",
+        ),
         ({"tuning": {"riskier": {"maxFactor": 1}}}, "tuning.riskier.maxFactor", "> 1"),
     ],
 )

@@ -41,7 +41,7 @@ def test_what_is_put_in_force_is_what_the_batcher_plans_with_until_it_changes():
     assert len(planned.times) == 17
     assert planned.times[4] == pytest.approx(0.007, rel=0.01)
     assert belief.capacity(Parameters(max_batch=4)) == pytest.approx(4 / 0.007, rel=0.01)
-    belief.discard_tables()
+    belief.in_force = None
     assert belief.has_changed
 
 

@@ -222,6 +222,20 @@ def test_a_model_that_is_perhaps_none_is_told():
     assert not_merged(of([entry])) == [f"m  is only in the policy: {why}"]
 
 
+def test_whether_a_model_is_padded_is_told_beside_all_else():
+    entry = ModelEntry(
+        name="m",
+        version="",
+        lane="m",
+        merges=True,
+        max_batch=None,
+        axis="-1",
+        verified="verified",
+        padding="verified: why",
+    )
+    assert not_merged(of([entry])) == ["m  padding verified: why"]
+
+
 def of(models=(), forwarded=()):
     return Report(
         stats=Stats(at=10.0),

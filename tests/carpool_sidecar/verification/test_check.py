@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carpool.policy.spec import SequenceAxis
 from carpool_sidecar.protocols import CODECS, route
 from carpool_sidecar.protocols.common import Portion
 from carpool_sidecar.protocols.headers import read
+from carpool_sidecar.protocols.padding import Sequence
 from carpool_sidecar.verification.check import (
     EVERY_BATCHES,
     EVERY_SECONDS,
@@ -19,6 +21,7 @@ from carpool_sidecar.verification.check import (
     SEEN,
     TRIAL_BYTES,
     TRIAL_ROWS,
+    TRIALS,
     Check,
     Kind,
     Live,
@@ -221,6 +224,92 @@ def test_a_live_trial_is_some_rows_of_the_last_member_and_keeps_no_batch():
     assert (trial.kind, rows_of(trial)) == (Kind.LIVE, [11.5, 12.5, 13.5, 14.5])
     assert json.loads(trial.expected[0].parts[0]) == {"predictions": [11.5, 12.5, 13.5, 14.5]}
     assert check.live_trial(portions[1], piece, read([]), 0.0, rows=6, room=ROOMY) is None  # one at a time
+
+
+# ------------------------------------------------------------------------------------------------------- padding
+
+SEQUENCE = SequenceAxis(pad={"x": 0}, lengths=(4, 8))
+
+
+def of_length(length, number=0):
+    """A request of one row of so many numbers, answered with their sum."""
+    row = [number + 1.5] * length
+    one = sample([row], [sum(row)])
+    one.parsed.fit = V1.fit(one.parsed, Sequence(SEQUENCE))
+    return one
+
+
+def padding(**options):
+    return Check(0.01, Shelf(), sequence=SEQUENCE, **options)
+
+
+def lengths_of(trial):
+    return [each.parsed.fit.length for each in trial.portions]
+
+
+def test_trials_of_several_lengths_verify_rows_and_padding_at_once():
+    check = fed(of_length(3), of_length(2), of_length(4), check=padding())
+    one = next_trial(check)
+    assert (lengths_of(one), one.padded) == ([2, 4, 3, 2, 2], True)
+    assert not check.has_agreed(one)
+    two = next_trial(check)
+    assert (lengths_of(two), two.padded) == ([4, 2, 3, 4, 4], True)
+    assert check.has_agreed(two)
+    assert (check.verified, check.pads, check.settled, check.samples.kept) == (True, True, True, [])
+    assert check.key_of(of_length(1).parsed) == check.key_of(of_length(4).parsed) != check.key_of(of_length(5).parsed)
+    assert check.padding.startswith("verified")
+
+
+def test_trials_of_one_length_say_nothing_of_padding():
+    check = fed(of_length(3), of_length(3, 1), check=padding())
+    for _ in range(TRIALS):
+        trial = next_trial(check)
+        assert not trial.padded
+        check.has_agreed(trial)
+    assert (check.verified, check.pads, check.settled) == (True, False, False)
+    assert check.key_of(of_length(2).parsed) == of_length(2).parsed.key
+    assert next_trial(check) is None
+    assert check.padding.startswith("not verified yet: 0 of 2 trial batches agreed")
+    check.answered_alone(of_length(2, 2))
+    for _ in range(TRIALS):
+        trial = next_trial(check)
+        assert (set(lengths_of(trial)), trial.padded) == ({2, 3}, True)
+        check.has_agreed(trial)
+    assert (check.pads, check.settled) == (True, True)
+
+
+def test_lengths_of_different_buckets_are_in_no_trial_together():
+    check = fed(of_length(3), of_length(5), of_length(6), check=padding())
+    assert set(lengths_of(next_trial(check))) == {5, 6}
+
+
+def test_once_padding_is_refuted_rows_of_one_length_are_verified_by_themselves():
+    check = fed(of_length(3), of_length(2), of_length(2, 1), check=padding())
+    assert next_trial(check).padded
+    check.pads_no_more("the answers differ", 0.0)
+    assert check.padding == "refuted, so only requests of equal length share a batch: the answers differ"
+    for _ in range(TRIALS):
+        trial = next_trial(check)
+        assert (set(lengths_of(trial)), trial.padded) == ({2}, False)
+        check.has_agreed(trial)
+    assert (check.verified, check.pads, check.settled) == (True, False, True)
+    assert check.key_of(of_length(2).parsed) == of_length(2).parsed.key
+
+
+def test_an_axis_that_is_asserted_leaves_padding_to_be_tried():
+    check = fed(of_length(3), of_length(2), check=padding(asserted=True))
+    assert check.key_of(of_length(2).parsed) == of_length(2).parsed.key
+    for _ in range(TRIALS):
+        check.has_agreed(next_trial(check))
+    assert check.key_of(of_length(2).parsed) == of_length(2).parsed.fit.key
+
+
+def test_the_first_batch_of_each_bucket_is_checked_by_itself():
+    live = Live()
+    for bucket in (0, 16, 32):
+        assert live.due(4, 0.0, bucket)
+        live.begun(4, 0.0, bucket)
+        assert not live.due(4, 0.0, bucket)
 
 
 # ------------------------------------------------------------------------------------------------------- samples

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.batching.counters import Stats
+from carpool.batching.counters import Stats, combine
+from carpool.learning.latency_model import LatencyLearner
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_operator.tuning.sources import streams
@@ -101,6 +102,23 @@ def test_a_scrape_is_the_report_that_the_sidecar_would_have_given(stored):
     assert report.lanes["m"].parameters == Parameters(max_batch=8, max_wait=Duration(0.002), max_in_flight=2)
     assert not report.lanes["m"].pass_through
     assert report.lanes["m"].replaced == 3
+
+
+def test_length_buckets_come_through_prometheus_and_the_fleet_s_sum_into_the_forecast(stored):
+    def counted(factor):
+        short, long = ((bucket, 4, 1, 0, 30 * factor, 0.3 * each * factor, 0.003 * each**2 * factor)
+                       for bucket, each in ((32, 1), (256, 5)))  # fmt: skip
+        return stored.model_stats(cells=[short, long])
+
+    pods = [read_one(stored.matrix({5000.0: stored.scrape({"m": counted(factor)})})) for factor in (1, 2)]
+    total = combine([report.stats.models["m"] for report in pods])
+    assert {(each.bucket, each.batches) for each in total.samples()} == {(32, 90), (256, 90)}
+    learner = LatencyLearner()
+    learner.observe(1.0, total.samples())
+    learner.observe(2.0, total.samples())
+    estimate = learner.believed(8)
+    assert {bucket: each.times[4] for bucket, each in estimate.buckets.items()} == pytest.approx({32: 0.01, 256: 0.05})
+    assert [share for share, _ in learner.mixed().mix] == [0.5, 0.5]
 
 
 def test_a_model_that_passes_is_said_to(stored):

@@ -1,0 +1,128 @@
+"""Requests of different lengths in one batch: the length bucket of each, and how far its rows are padded.
+
+The rows of a batch are padded to its longest request, not to the upper end of the bucket. So a server sees no length
+that no caller sent, and a batch of equal lengths is sent as without padding. What may be padded, and with what, is
+written in the policy (``models[].sequence``); the codecs pad and cut, since data is written as its protocol has it.
+"""
+
+from __future__ import annotations
+
+import struct
+from math import isfinite
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from carpool.policy.spec import SequenceAxis
+
+LARGEST_ROW = 2**17
+"""Bytes of an input's row at the upper end of its bucket, at most: 64 rows of 128 KiB are padded in about 2 ms."""
+
+TOO_LONG = "too-long"
+"""The reason of a request that is longer than the last bucket."""
+
+TOO_LARGE = "too-large"
+"""The reason of a request whose rows would be larger than ``LARGEST_ROW``, or for which there is no room."""
+
+NOT_PADDABLE = "not-paddable"
+"""The reason of a request that can't be padded: its form, inputs of different lengths, a value that does not fit."""
+
+WRONG_LENGTH = "wrong-length"
+"""The reason of a ``WrongRows``: an output that is to be cut back has not the length that the batch was padded to."""
+
+_FORMATS = {
+    "BOOL": "<?", "UINT8": "<B", "UINT16": "<H", "UINT32": "<I", "UINT64": "<Q", "INT8": "<b", "INT16": "<h",
+    "INT32": "<i", "INT64": "<q", "FP16": "<e", "FP32": "<f", "FP64": "<d",
+}  # fmt: skip
+_REAL = frozenset({"FP16", "BF16", "FP32", "FP64"})
+
+
+class Sequence:
+    """A model's sequence axis, as the policy has it. ``lengths`` ascend; ``mark`` tells it from others in keys."""
+
+    __slots__ = ("axis", "lengths", "mark", "outputs", "pad", "policy")
+
+    def __init__(self, policy: SequenceAxis) -> None:
+        self.policy = policy
+        self.axis = policy.axis
+        self.lengths = sorted(set(policy.lengths))
+        self.outputs = frozenset(policy.outputs)
+        self.pad = {name: float(value) for name, value in policy.pad.items()}
+        self.mark = repr((policy.axis, sorted(self.pad.items()), sorted(policy.outputs))).encode()
+
+    def bucket(self, length: int) -> int:
+        """Return the upper end of a length's bucket; beyond the last one the next power of two."""
+        return next((end for end in self.lengths if length <= end), 1 << (length - 1).bit_length())
+
+    def fits(self, length: int) -> bool:
+        """Whether a request of such a length may be padded."""
+        return length <= self.lengths[-1]
+
+
+class Fit:
+    """Where a request belongs in its model's length buckets.
+
+    ``key``: that of its batch where padding is allowed, else None; ``why`` says why not. ``bucket`` and ``length``: 0
+    where it has no length. ``units``: one position of padding of each input, as the codec writes it. ``growth``: bytes
+    that padding may add at most.
+    """
+
+    __slots__ = ("bucket", "growth", "key", "length", "sequence", "units", "why")
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        *,
+        length: int = 0,
+        key: bytes | None = None,
+        units: dict[str, bytes] | None = None,
+        growth: int = 0,
+        why: str = "",
+    ) -> None:
+        self.sequence = sequence
+        self.length = length
+        self.bucket = sequence.bucket(length) if length else 0
+        self.key = key
+        self.units: dict[str, bytes] = units or {}
+        self.growth = growth
+        self.why = why
+
+    def refuse(self, why: str) -> None:
+        """Leave the request to batches of its own length."""
+        self.key = None
+        self.why = why
+
+
+def element(datatype: str, value: float) -> bytes | None:
+    """Write a value as a binary element of a V2 datatype; None: it is no value of that."""
+    if datatype == "BF16":
+        return struct.pack("<f", value)[2:]
+    form = _FORMATS.get(datatype)
+    if form is None:
+        return None
+    try:
+        return struct.pack(form, value if datatype in _REAL else _whole(value, datatype == "BOOL"))
+    except (struct.error, OverflowError, ValueError):
+        return None
+
+
+def text(datatype: str, value: float) -> bytes | None:
+    """Write a value as an element of a V2 datatype in JSON; None: it is no value of that."""
+    if not isfinite(value) or element(datatype, value) is None:
+        return None
+    if datatype == "BOOL":
+        return b"true" if value else b"false"
+    return number(value, whole=datatype not in _REAL)
+
+
+def number(value: float, *, whole: bool) -> bytes | None:
+    """Write a value in JSON, with a fraction unless it has to be a whole number; None: it is none."""
+    if not isfinite(value) or (whole and not value.is_integer()):
+        return None
+    return b"%d" % int(value) if whole else repr(value).encode()
+
+
+def _whole(value: float, boolean: bool) -> int:
+    """Return a whole number. Raises ``ValueError`` for others."""
+    if not value.is_integer() or (boolean and value not in {0.0, 1.0}):
+        raise ValueError
+    return int(value)
