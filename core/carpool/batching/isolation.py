@@ -113,9 +113,11 @@ class Suspects:
     requests come from one caller: of those, 8 in a hundred go alone where one in a hundred fails.
     """
 
-    __slots__ = ("_spans", "left")
+    __slots__ = ("_answers", "_spans", "left")
 
     def __init__(self) -> None:
+        self._answers = True
+        """Whether the model answered anybody since a request last failed: while it fails all, no caller is to blame."""
         self.left: dict[Hashable, int] = {}
         """Good answers still needed, by caller, the latest failure last. Public: every arrival looks at it."""
         self._spans: dict[Hashable, int] = {}
@@ -123,7 +125,10 @@ class Suspects:
 
     def failed(self, caller: Hashable) -> None:
         """Note that a request of this caller failed alone; the second time in a row it takes twice as long."""
-        span = min(2 * self._spans.pop(caller, FIRST_SPAN // 2), LONGEST_SPAN)
+        span = self._spans.pop(caller, 0)
+        if self._answers or not span:
+            span = min(2 * span or FIRST_SPAN, LONGEST_SPAN)
+        self._answers = False
         self.left.pop(caller, None)
         self.left[caller] = self._spans[caller] = span
         if len(self.left) > MAX_SUSPECTS:
@@ -131,13 +136,12 @@ class Suspects:
 
     def succeeded(self, caller: Hashable) -> None:
         """Note a good answer to this caller."""
+        self._answers = True
         left = self.left.get(caller)
-        if left is None:
-            return
-        if left > 1:
-            self.left[caller] = left - 1
-        else:
+        if left == 1:
             self._forget(caller)
+        elif left is not None:
+            self.left[caller] = left - 1
 
     def _forget(self, caller: Hashable) -> None:
         del self.left[caller], self._spans[caller]

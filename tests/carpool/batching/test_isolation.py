@@ -52,8 +52,21 @@ def test_nobody_is_suspected_for_ever() -> None:
     suspects = Suspects()
     for _ in range(100):
         suspects.failed("caller")
+        suspects.succeeded("another")
     for _ in range(LONGEST_SPAN):
+        assert suspects.left
         suspects.succeeded("caller")
+    assert not suspects.left
+
+
+def test_while_the_model_fails_all_requests_no_caller_gets_more_suspect() -> None:
+    """All came from one gateway: after 6 s of errors it took 1,024 good answers until they were batched again."""
+    suspects = Suspects()
+    for _ in range(1000):
+        suspects.failed("gateway")
+    for _ in range(FIRST_SPAN):
+        assert suspects.left
+        suspects.succeeded("gateway")
     assert not suspects.left
 
 
