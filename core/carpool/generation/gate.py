@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.generation.calibration import Calibration
 from carpool.generation.capacity import carried
 from carpool.generation.kv_budget import KvBudget
-from carpool.generation.meter import Meter
+from carpool.generation.meter import MOST_PREFILL, Meter
 from carpool.generation.queues import OUTPUT_COST, PROMPT_COST, Expiry, FairQueue
 from carpool.generation.requests import Action, Admit, Reason, Refuse, Request, Slo, State
 from carpool.policy.generation import Generation, Order
@@ -238,6 +238,10 @@ class Gate:
         if not meter.streams:
             return True
         if self.limits.max_running is not None and len(meter.streams) >= self.limits.max_running:
+            return False
+        if meter.prefill_share() > MOST_PREFILL:
+            # Whatever a step takes: in the first second of an overload nothing but prompts may have been seen yet, and
+            # the fit then takes a step of none for free.
             return False
         target = self._tpot(request) / self.calibration.tpot * (HEADROOM if request.batch else 1.0)
         return meter.forecast(1, request.prompt_tokens) <= target and self.kv.fits(request, meter)

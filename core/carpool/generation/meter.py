@@ -22,6 +22,9 @@ WINDOW = 0.5
 PREFILL_HORIZON = 1.0
 """Seconds over which prompts count as load: about the time in which a stream of average length averages them out."""
 
+MOST_PREFILL = 0.95
+"""Share of the time that the forecast takes prompts for, at most: more of them leave nothing to decode in."""
+
 OWN_PROMPT = 0.3
 """Seconds of a request's own prompt that count against it, at most. A prompt is computed once, and delays streams for
 as long whenever it comes: waiting saves nothing. As 0.9 s of a horizon of 1 s, only an empty engine would take it."""
@@ -157,7 +160,7 @@ class Meter:
         sequences = len(self.streams) + more
         decode = self.model.decode_seconds(sequences, self.kv + self.backlog + prompt_tokens)
         own = min(self.model.prompt_token * prompt_tokens, OWN_PROMPT) / PREFILL_HORIZON
-        return decode / max(0.05, 1 - self.prefill_share() - own)
+        return decode / (1 - min(MOST_PREFILL, self.prefill_share() + own))
 
     def prefill_share(self) -> float:
         """Return the share of time that prompts take which the engine has or had."""

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from carpool.generation.gate import HEADROOM, TURNS, Gate
 from carpool.generation.queues import MOST_SHARES
 from carpool.generation.requests import Admit, Reason, Refuse, Request, Slo, State
+from carpool.generation.step_model import StepModel
 from carpool.policy.generation import Order
 
 
@@ -62,6 +63,14 @@ def test_it_closes_where_the_forecast_reaches_the_target():
     assert step == pytest.approx(SLO.tpot / margin, rel=0.05)
     machine.ended(running[0], now, 10)
     assert meter.forecast(1, 200) <= SLO.tpot / margin
+
+
+def test_prompts_that_take_all_time_close_it_even_where_a_step_was_learned_to_take_none():
+    # As in the first second of an overload: windows with prompts in every step leave nothing for the step itself.
+    machine = Gate(SLO, StepModel(0.0, 0.0, 0.0, 25e-6))
+    actions = [machine.arrive(request(key, 2400), 0.0) for key in range(40)]
+    # 60 ms of prefill each: 16 of them take 0.96 s of the next second.
+    assert sum(len(admitted(each)) for each in actions) == 16
 
 
 def test_max_running_is_a_limit_of_its_own():
