@@ -315,11 +315,14 @@ class GateMachine(RuleBasedStateMachine):
         batch=st.booleans(),
         patience=st.sampled_from([0.0, 0.3, 3.0, inf]),
         most=st.sampled_from([None, 10, 500]),
+        choices=st.sampled_from([1, 1, 3]),
     )
-    def arrive(self, prompt, tenant, batch, patience, most):
+    def arrive(self, prompt, tenant, batch, patience, most, choices):
         key = len(self.requests)
         deadline = self.now + patience if patience < inf else inf
-        each = Request(key, self.now, prompt, max_tokens=most, tenant=tenant, batch=batch, deadline=deadline)
+        each = Request(
+            key, self.now, prompt, max_tokens=most, tenant=tenant, batch=batch, deadline=deadline, choices=choices
+        )
         self.requests[key] = each
         self.queued.add(key)
         self.carry_out(self.gate.arrive(each, self.now))
@@ -336,7 +339,10 @@ class GateMachine(RuleBasedStateMachine):
         self.now = until
         for key in self.decoding:
             self.decoding[key] += steps
-        self.carry_out(self.gate.progress(self.now, steps * len(self.decoding)))
+        self.carry_out(self.gate.progress(self.now, steps * self.sequences(self.decoding)))
+
+    def sequences(self, keys):
+        return sum(self.requests[key].sequences for key in keys)
 
     @precondition(lambda self: self.prefilling)
     @rule(data=st.data())
@@ -345,6 +351,14 @@ class GateMachine(RuleBasedStateMachine):
         self.prefilling.remove(key)
         self.decoding[key] = 1
         self.carry_out(self.gate.first_token(self.requests[key], self.now))
+
+    @precondition(lambda self: self.decoding)
+    @rule(data=st.data())
+    def choice_ended(self, data):
+        each = self.requests[data.draw(st.sampled_from(sorted(self.decoding)))]
+        before = each.sequences
+        self.carry_out(self.gate.choice_ended(each, self.now))
+        assert each.sequences == max(1, before - 1)
 
     @precondition(lambda self: self.decoding)
     @rule(data=st.data(), complete=st.booleans())
@@ -377,12 +391,13 @@ class GateMachine(RuleBasedStateMachine):
         meter = self.gate.meter
         assert set(meter.streams) == running
         assert self.gate.queued == len(self.queued)
-        assert meter.decoding == len(self.decoding)
+        assert meter.sequences == self.sequences(running)
+        assert meter.decoding == self.sequences(self.decoding)
         assert meter.backlog == sum(self.requests[key].prompt_tokens for key in self.prefilling)
-        held = sum(self.requests[key].prompt_tokens + tokens - 1 for key, tokens in self.decoding.items())
-        assert meter.kv == pytest.approx(held)
+        decoding = [(self.requests[key], tokens - 1) for key, tokens in self.decoding.items()]
+        assert meter.kv == pytest.approx(sum(each.prompt_tokens + each.sequences * more for each, more in decoding))
         queues = (self.gate._interactive, self.gate._batch)
-        assert sum(t.decoding for q in queues for t in q._tenants.values()) == len(self.decoding)
+        assert sum(t.decoding for q in queues for t in q._tenants.values()) == self.sequences(self.decoding)
         assert set(self.gate.calibration._admitted) == self.prefilling
         assert set(self.gate.calibration._began) == set(self.decoding)
 
@@ -391,7 +406,8 @@ class GateMachine(RuleBasedStateMachine):
         if not self.requests:
             return
         if self.limits.max_running is not None:
-            assert len(self.gate.meter.streams) <= self.limits.max_running
+            meter = self.gate.meter
+            assert meter.sequences <= self.limits.max_running or len(meter.streams) == 1
         if self.limits.max_queued_tokens is not None:
             waiting = [self.requests[key] for key in self.queued]
             for batch in (False, True):
