@@ -158,6 +158,11 @@ def summary(wanted: Sequence[Scenario], rows: Sequence[Row]) -> list[Figure]:
         and (reference := each.rules["best cap"].after_change)
     ]
     found.append(_figure("30 s after a change, worst", changes, len(changes)))
+    bounded = [(each, each.bound) for each in rows if each.bound is not None]
+    ours = [each.rules["carpool"].goodput / bound for each, bound in bounded]
+    found.append(_figure("of the clairvoyant bound, median", [median(ours)] if ours else [], len(ours)))
+    highest = [max(rule.goodput for rule in each.rules.values()) / bound for each, bound in bounded]
+    found.append(_figure("any rule over the clairvoyant bound, most", highest, len(ours), most=True))
     preempted = [float(each.rules["carpool"].preemptions) for each in rows]
     found.append(_figure("preemptions, most", preempted, len(rows), most=True))
     gaps = [each.service_gap for each in rows if each.service_gap is not None]

@@ -14,6 +14,7 @@ from carpool.generation.queues import OUTPUT_COST, PROMPT_COST
 from carpool.generation.simulation import Admission, Outcome, Served, Simulation
 from carpool_cli.planning.stream_rules import Cap, Nothing, QueuedTokens
 from carpool_cli.planning.streams import guess, quantile
+from generation.bound import most
 from generation.rivals import Aimd
 from generation.world import OWN
 
@@ -68,6 +69,8 @@ class Row(Struct, frozen=True):
     """Share of its goodput that the scenario's own tenant loses by the other."""
     long_prompts: float | None = None
     """Share of the interactive long prompts beside others that met both targets."""
+    bound: float | None = None
+    """Goodput that no rule exceeds, whatever it knows; None where it can't be computed."""
 
     @property
     def share(self) -> float:
@@ -86,7 +89,8 @@ def row(world: World) -> Row:
     rules["cap 100"] = played(world, simulate(world, Cap(100, slo, profile)))
     rules["AIMD on TPOT"] = played(world, simulate(world, Aimd(slo, profile)))
     rules["queued tokens"] = played(world, simulate(world, QueuedTokens(slo, profile)))
-    return Row(world.scenario.name, world.seed, world.capacity.rate, offered(world), rules, cap, margin, *more)
+    capacity, ceiling = world.capacity.rate, most(world)
+    return Row(world.scenario.name, world.seed, capacity, offered(world), rules, cap, margin, *more, bound=ceiling)
 
 
 def again(world: World, before: Row) -> Row:
@@ -103,7 +107,8 @@ def again(world: World, before: Row) -> Row:
         )
     ours, gap, cost, answered = of_gate(world)
     rules = before.rules | {"carpool": ours}
-    return replace(before, rules=rules, service_gap=gap, flood_cost=cost, long_prompts=answered)
+    parts = {"service_gap": gap, "flood_cost": cost, "long_prompts": answered, "bound": most(world)}
+    return replace(before, rules=rules, **parts)
 
 
 def of_gate(world: World) -> tuple[Played, float | None, float | None, float | None]:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 from evidence import limits  # noqa: E402 - its folder has to be on the path
 from generation import __main__ as command  # noqa: E402 - likewise
-from generation import figures, world  # noqa: E402 - likewise
+from generation import bound, figures, world  # noqa: E402 - likewise
 from generation.figures import Played, Row  # noqa: E402 - likewise
 from generation.rivals import Aimd  # noqa: E402 - likewise
 from generation.world import PROFILES, scenarios  # noqa: E402 - likewise
@@ -90,7 +90,7 @@ def test_the_gate_alone_is_played_again_beside_others_that_are_as_they_were(monk
     before = Row(scenario.name, 0, built.capacity.rate, figures.offered(built), rules, 32, 1.0)
     after = figures.again(built, before)
     assert after.rules["carpool"].goodput > 1.0
-    assert after == replace(before, rules=rules | {"carpool": after.rules["carpool"]})
+    assert after == replace(before, rules=rules | {"carpool": after.rules["carpool"]}, bound=bound.most(built))
     for stale in (replace(before, cap=16), replace(before, offered=1.0), replace(before, capacity=1.0)):
         with pytest.raises(click.ClickException, match="make generation"):
             figures.again(built, stale)
@@ -114,3 +114,46 @@ def test_aimd_lowers_its_cap_where_tokens_are_late_and_raises_it_while_requests_
     for i in range(1, 13):
         rule.progress(1.2 + 0.1 * i, 16)
     assert rule.most < 17
+
+
+def clairvoyant(built, share):
+    """Return the world without the requests of its tenant that cost the engine most: those a rule would refuse."""
+    costs = bound.work_of(built, built.profile.step).cost
+    highest = sorted(costs)[int(share * len(costs)) - 1]
+    kept = {key for key, cost in enumerate(costs) if cost <= highest}
+
+    class Chosen(world.World):
+        def arrivals(self, *, flood=True):
+            return [each for each in world.World.arrivals(self, flood=flood) if each.request.key in kept]
+
+    return Chosen(*built)
+
+
+@pytest.mark.parametrize("changes", [{}, {"noise": 0.2}, {"slowdowns": ((0, 1.5), (30, 1.0))}, {"stalls": ((5, 10),)}])
+def test_no_rule_exceeds_the_bound_even_one_that_knows_what_requests_cost(monkeypatch, changes):
+    monkeypatch.setattr(world, "lengths_of", lambda kind: Lengths([(1200, 200), (200, 40), (3000, 60)] * 500, kind))
+    scenario = next(each for each in scenarios() if each.name == "8b-a100-2")
+    built = world.build(replace(scenario, phases=[(60.0, 2.0)], **changes), 0)
+    most = bound.most(built)
+    found = [
+        figures.played(part, figures.simulate(part, Cap(cap, scenario.slo, built.profile))).goodput
+        for part in (clairvoyant(built, share) for share in (0.34, 0.67, 1.0))
+        for cap in (16, 48, 96)
+    ]
+    # Near enough to say something, and never below.
+    assert 0.6 * most < max(found) <= most < figures.offered(built)
+
+
+def test_the_bound_of_requests_that_need_the_whole_engine_is_what_fits(monkeypatch):
+    # 10,000 prompt tokens take 0.55 s of an A100 each; 60 s have room for some 109, and for those that end after it.
+    monkeypatch.setattr(world, "lengths_of", lambda kind: Lengths([(10_000, 2)] * 100, kind))
+    scenario = next(each for each in scenarios() if each.name == "8b-a100-2")
+    built = world.build(replace(scenario, phases=[(60.0, 2.0)], noise=0.0), 0)
+    each = built.profile.step.prompt_token * 10_000
+    assert 60 / each - 2 < 60 * bound.most(built) <= 62.1 / each
+    assert bound.most(built) < 0.8 * figures.offered(built)
+
+
+def test_measured_tables_have_no_bound(monkeypatch):
+    monkeypatch.setattr(world, "lengths_of", lambda kind: Lengths([(600, 150)] * 100, kind))
+    assert bound.most(world.build(next(each for each in scenarios() if "table" in each.profile), 0)) is None

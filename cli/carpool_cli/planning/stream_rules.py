@@ -52,7 +52,6 @@ class Cap:
             self.running += 1
             self._backlog += request.prompt_tokens
             request.state = State.PREFILLING
-            request.admitted_at = now
             actions.append(Admit(request))
         return actions
 

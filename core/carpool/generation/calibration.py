@@ -53,11 +53,12 @@ forecast: with 15 s over 70 ms nothing would be in time any more but what an emp
 
 
 class Answer(NamedTuple):
-    """A complete request: what the engine did meanwhile, and its lengths."""
+    """A complete request: what the engine did meanwhile, and its lengths; output tokens of each of its choices."""
 
     totals: Totals
     prompt_tokens: int
     output_tokens: int
+    choices: int = 1
 
 
 class FirstToken(NamedTuple):
@@ -79,18 +80,20 @@ class Calibration:
         self._windows = 0
         self._answers: deque[Answer] = deque(maxlen=MEMORY)
         self._firsts: deque[FirstToken] = deque(maxlen=MEMORY)
-        self._admitted: dict[int, tuple[int, int, float]] = {}
+        self._admitted: dict[int, FirstToken] = {}
+        """Per request without a first token: as if that had come at once."""
         self._began: dict[int, Totals] = {}
 
-    def admitted(self, request: Request, meter: Meter) -> None:
+    def admitted(self, request: Request, now: float, meter: Meter) -> None:
         """Note what is before a request; it is not counted in ``meter`` yet."""
-        self._admitted[request.key] = (meter.ahead + request.prompt_tokens, len(meter.streams), meter.kv)
+        tokens = meter.ahead + request.prompt_tokens
+        self._admitted[request.key] = FirstToken(now, 0.0, tokens, meter.sequences, meter.kv)
 
     def first_token(self, request: Request, now: float, meter: Meter, *, seen: bool = True) -> None:
         """Note how long it took, if that was ``seen``, and where the engine is."""
         before = self._admitted.pop(request.key)
         if seen:
-            self._firsts.append(FirstToken(now, now - (request.admitted_at or now), *before))
+            self._firsts.append(before._replace(at=now, seconds=now - before.at))
             while len(self._firsts) > ENOUGH and self._firsts[0].at < now - FIRSTS_MEMORY:
                 self._firsts.popleft()
         self._began[request.key] = meter.totals
@@ -98,7 +101,7 @@ class Calibration:
     def ended(self, request: Request, meter: Meter) -> None:
         """Note a complete request."""
         totals = meter.totals.since(self._began.pop(request.key))
-        self._answers.append(Answer(totals, request.prompt_tokens, request.output_tokens))
+        self._answers.append(Answer(totals, request.prompt_tokens, request.output_tokens, request.choices))
 
     def dropped(self, request: Request) -> None:
         """Forget a request that did not end by itself."""
@@ -127,7 +130,10 @@ class Calibration:
         """Return the mean of the last requests; None before enough of them have ended."""
         if len(self._answers) < ENOUGH:
             return None
-        return Load.of([(answer.prompt_tokens, answer.output_tokens) for answer in self._answers])
+        return self._load()
+
+    def _load(self) -> Load:
+        return Load.of([(each.prompt_tokens, each.output_tokens, each.choices) for each in self._answers])
 
     def _best_margin(self, model: StepModel, target: float) -> float:
         """Return the widest margin with about the most goodput.
@@ -137,7 +143,7 @@ class Calibration:
         and an answer of three tokens has no time to make up for it.
         """
         ratios = sorted(ratio(answer, model) for answer in self._answers)
-        load = Load.of([(answer.prompt_tokens, answer.output_tokens) for answer in self._answers])
+        load = self._load()
         values = [
             bisect_right(ratios, margin) / len(ratios) * load.throughput(model, target / margin) for margin in MARGINS
         ]

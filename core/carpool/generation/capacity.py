@@ -18,14 +18,15 @@ class Load(NamedTuple):
     held: float
 
     @classmethod
-    def of(cls, lengths: Sequence[tuple[int, int]]) -> Load:
-        """Average requests, each with its prompt and output tokens."""
+    def of(cls, lengths: Sequence[tuple[int, int, int]]) -> Load:
+        """Average requests: prompt tokens, output tokens of each choice, and choices, which share their prompt."""
         count = len(lengths)
-        decoded = [max(0, output - 1) for _, output in lengths]
+        decoded = [max(0, output - 1) for _, output, _ in lengths]
         return cls(
-            sum(prompt for prompt, _ in lengths) / count,
-            sum(decoded) / count,
-            sum(d * (prompt + d / 2) for d, (prompt, _) in zip(decoded, lengths, strict=True)) / count,
+            sum(prompt for prompt, _, _ in lengths) / count,
+            sum(d * choices for d, (_, _, choices) in zip(decoded, lengths, strict=True)) / count,
+            sum(d * (prompt + choices * d / 2) for d, (prompt, _, choices) in zip(decoded, lengths, strict=True))
+            / count,
         )
 
     def throughput(self, model: StepModel, tpot: float) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.generation.calibration import Calibration
 from carpool.generation.capacity import carried
 from carpool.generation.kv_budget import KvBudget
-from carpool.generation.meter import Meter
+from carpool.generation.meter import MOST_PREFILL, Meter
 from carpool.generation.queues import OUTPUT_COST, PROMPT_COST, Expiry, FairQueue
 from carpool.generation.requests import Action, Admit, Reason, Refuse, Request, Slo, State
 from carpool.policy.generation import Generation, Order
@@ -89,7 +89,7 @@ class Gate:
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Take a request in, or refuse it."""
         expected = self.kv.lengths.expected(request)
-        request.cost = PROMPT_COST * request.prompt_tokens + OUTPUT_COST * expected
+        request.cost = PROMPT_COST * request.prompt_tokens + OUTPUT_COST * expected * request.choices
         reason, wait = self._hopeless(request, now)
         if reason is not None:
             request.state = State.ENDED
@@ -111,8 +111,7 @@ class Gate:
             self._queue(request).take(request, self.meter.steps)
             self._passed = 0 if request.batch else self._passed + 1
             request.state = State.PREFILLING
-            request.admitted_at = now
-            self.calibration.admitted(request, self.meter)
+            self.calibration.admitted(request, now, self.meter)
             self.meter.admitted(request)
             if request.targets is not None:
                 self._tpots[request.targets.tpot] += 1
@@ -133,21 +132,29 @@ class Gate:
         """Note the first token of a request; not ``seen``: it is taken to come now, and teaches nothing."""
         request.state = State.DECODING
         self.meter.first_token(request)
-        self._queue(request).tenant(request.tenant).counter(self.meter.steps)
-        self._queue(request).tenant(request.tenant).decoding += 1
+        self._queue(request).tenant(request.tenant).decodes(request.sequences, self.meter.steps)
         self.calibration.first_token(request, now, self.meter, seen=seen)
         return self.poll(now)
 
+    def choice_ended(self, request: Request, now: float) -> list[Action]:
+        """Note the end of a choice of a request that has more of them; the last one ends the request."""
+        if request.state is not State.DECODING or request.sequences < 2:
+            return []
+        self._queue(request).tenant(request.tenant).decodes(-1, self.meter.steps)
+        self.meter.choice_ended(request)
+        return self.poll(now)
+
     def ended(self, request: Request, now: float, output_tokens: int, *, complete: bool = True) -> list[Action]:
-        """Note the end of a request in any state: complete, cancelled by its client, or failed."""
+        """Note the end of a request in any state: complete, cancelled by its client, or failed.
+
+        ``output_tokens`` of each choice, in the mean.
+        """
         request.output_tokens = output_tokens
         if request.state is State.QUEUED:
             self._queue(request).remove(request)
         elif request.state is not State.ENDED:
             if request.state is State.DECODING:
-                tenant = self._queue(request).tenant(request.tenant)
-                tenant.counter(self.meter.steps)
-                tenant.decoding -= 1
+                self._queue(request).tenant(request.tenant).decodes(-request.sequences, self.meter.steps)
             self.meter.ended(request)
             if request.targets is not None:
                 self._tpots -= Counter({request.targets.tpot: 1})
@@ -237,10 +244,14 @@ class Gate:
         meter = self.meter
         if not meter.streams:
             return True
-        if self.limits.max_running is not None and len(meter.streams) >= self.limits.max_running:
+        if self.limits.max_running is not None and meter.sequences + request.choices > self.limits.max_running:
+            return False
+        if meter.prefill_share() > MOST_PREFILL:
+            # Whatever a step takes: in the first second of an overload nothing but prompts may have been seen yet, and
+            # the fit then takes a step of none for free.
             return False
         target = self._tpot(request) / self.calibration.tpot * (HEADROOM if request.batch else 1.0)
-        return meter.forecast(1, request.prompt_tokens) <= target and self.kv.fits(request, meter)
+        return meter.forecast(request.choices, request.prompt_tokens) <= target and self.kv.fits(request, meter)
 
     def _tpot(self, request: Request) -> float:
         """Return the shortest target for TPOT of all that the engine would have: a step takes as long for each."""

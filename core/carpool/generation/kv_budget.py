@@ -120,6 +120,7 @@ def peak(
 ) -> float:
     """Return the most tokens that streams of (request, tokens so far) will hold.
 
+    Choices of one request are taken to end together: the last one keeps the prompt.
     The search ends at what exceeds ``enough``.
     """
     listed = list(streams)
@@ -128,7 +129,7 @@ def peak(
         mean = variance = 0.0
         for request, generated in listed:
             alive = survival(request, generated, ahead)
-            tokens = request.prompt_tokens + generated + ahead
+            tokens = request.prompt_tokens + request.sequences * (generated + ahead)
             mean += alive * tokens
             variance += alive * (1 - alive) * tokens * tokens
         most = max(most, mean + DEVIATIONS * sqrt(variance))

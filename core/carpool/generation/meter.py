@@ -22,6 +22,9 @@ WINDOW = 0.5
 PREFILL_HORIZON = 1.0
 """Seconds over which prompts count as load: about the time in which a stream of average length averages them out."""
 
+MOST_PREFILL = 0.95
+"""Share of the time that the forecast takes prompts for, at most: more of them leave nothing to decode in."""
+
 OWN_PROMPT = 0.3
 """Seconds of a request's own prompt that count against it, at most. A prompt is computed once, and delays streams for
 as long whenever it comes: waiting saves nothing. As 0.9 s of a horizon of 1 s, only an empty engine would take it."""
@@ -51,6 +54,7 @@ class Meter:
         self.streams: dict[int, Request] = {}
         """Admitted and not ended."""
         self.decoding = 0
+        """Sequences that got their first token."""
         self.kv = 0.0
         """Tokens of the sequences that decode."""
         self.backlog = 0
@@ -66,6 +70,13 @@ class Meter:
         self._window = self.totals
         self._prompted = 0.0
         """Prompt tokens, fading over the horizon."""
+        self._before: dict[int, float] = {}
+        """Steps before the first token of each stream that decodes; later ones each gave a token to each choice."""
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that were admitted and have not ended; a request with several choices has as many."""
+        return sum(request.sequences for request in self.streams.values())
 
     @property
     def steps(self) -> float:
@@ -119,9 +130,15 @@ class Meter:
         self._prompted += request.prompt_tokens
         if self.decoding:
             self._sums[COUNT - 1] += request.prompt_tokens
-        self.decoding += 1
+        self.decoding += request.sequences
         self.kv += request.prompt_tokens
-        request.steps_before = self.steps
+        self._before[request.key] = self.steps
+
+    def choice_ended(self, request: Request) -> None:
+        """Count a choice that has ended before others of a request that decodes."""
+        request.sequences -= 1
+        self.decoding -= 1
+        self.kv = max(0.0, self.kv - self.generated(request))
 
     def ended(self, request: Request) -> None:
         """Count a request that left the engine, in ``request.state``."""
@@ -134,9 +151,11 @@ class Meter:
                 self._computing_since = self._at
             self.backlog -= request.prompt_tokens
             return
-        self.decoding -= 1
+        self.decoding -= request.sequences
         # Tokens are attributed by steps, exactly as they were added.
-        self.kv = max(0.0, self.kv - request.prompt_tokens - self.generated(request)) if self.decoding else 0.0
+        held = request.prompt_tokens + request.sequences * self.generated(request)
+        self.kv = max(0.0, self.kv - held) if self.decoding else 0.0
+        del self._before[request.key]
 
     def close(self) -> bool:
         """Learn from the window if it is long enough."""
@@ -149,15 +168,15 @@ class Meter:
         return True
 
     def generated(self, request: Request) -> float:
-        """Return the tokens of a stream after its first, so far."""
-        return self.steps - request.steps_before
+        """Return the tokens of a stream after its first, so far; of each choice, where it has several."""
+        return self.steps - self._before.get(request.key, self.steps)
 
     def forecast(self, more: int = 0, prompt_tokens: int = 0) -> float:
-        """Return the mean time per output token with ``more`` requests of ``prompt_tokens`` in all."""
-        sequences = len(self.streams) + more
+        """Return the mean time per output token with ``more`` sequences of ``prompt_tokens`` in all."""
+        sequences = self.sequences + more
         decode = self.model.decode_seconds(sequences, self.kv + self.backlog + prompt_tokens)
         own = min(self.model.prompt_token * prompt_tokens, OWN_PROMPT) / PREFILL_HORIZON
-        return decode / max(0.05, 1 - self.prefill_share() - own)
+        return decode / (1 - min(MOST_PREFILL, self.prefill_share() + own))
 
     def prefill_share(self) -> float:
         """Return the share of time that prompts take which the engine has or had."""
@@ -165,4 +184,4 @@ class Meter:
 
     def first_token_seconds(self, prompt_tokens: int) -> float:
         """Return the time to the first token of a prompt that is admitted now, after the prompts before it."""
-        return self.model.first_token_seconds(self.ahead + prompt_tokens, len(self.streams), self.kv)
+        return self.model.first_token_seconds(self.ahead + prompt_tokens, self.sequences, self.kv)

@@ -65,6 +65,11 @@ class Tenant:
         self._since = steps
         return self.total
 
+    def decodes(self, more: int, steps: float) -> None:
+        """Count sequences that begin to decode, or fewer that do."""
+        self.counter(steps)
+        self.decoding += more
+
     def charge(self, cost: float, steps: float) -> None:
         """Count ``cost`` tokens as served."""
         self.total = self.counter(steps) + cost / self.weight

@@ -39,21 +39,22 @@ class Request:
 
     ``prompt_tokens`` may be an estimate. ``max_tokens`` is the client's limit of the answer, if it gave one. ``batch``
     requests have no targets: they fill what interactive ones leave. ``targets``: those of its class; None: those of
-    the gate. ``deadline`` is a time, not a duration.
+    the gate. ``deadline`` is a time, not a duration. ``choices``: answers to one prompt (OpenAI's ``n``), each a
+    sequence of the engine; they share the prompt.
     """
 
     __slots__ = (
-        "admitted_at",
         "arrival",
         "batch",
+        "choices",
         "cost",
         "deadline",
         "key",
         "max_tokens",
         "output_tokens",
         "prompt_tokens",
+        "sequences",
         "state",
-        "steps_before",
         "targets",
         "tenant",
     )
@@ -69,6 +70,7 @@ class Request:
         batch: bool = False,
         deadline: float = inf,
         targets: ClassTargets | None = None,
+        choices: int = 1,
     ) -> None:
         self.key = key
         self.arrival = arrival
@@ -78,12 +80,12 @@ class Request:
         self.batch = batch
         self.deadline = deadline
         self.targets = targets
+        self.choices = choices
+        self.sequences = choices
+        """Choices that have not ended."""
         self.state = State.QUEUED
-        self.admitted_at: float | None = None
         self.output_tokens = 0
-        """Known once it has ended."""
-        self.steps_before = 0.0
-        """Decode steps that the engine had made at its first token; later ones each gave it a token."""
+        """Of a choice, in the mean; known once it has ended."""
         self.cost = 0.0
         """Tokens that its tenant was charged at admission."""
 

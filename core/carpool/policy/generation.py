@@ -81,7 +81,7 @@ class Generation(Camel, frozen=True):
     """Bounds of the gate for token streams. The gate finds the rest; it needs a token SLO to do anything."""
 
     max_running: Annotated[int, Meta(ge=1)] | None = None
-    """Requests that the engine gets at once, at most; unset: as many as the SLO allows."""
+    """Sequences that the engine gets at once, at most (a request with `n` choices is n); unset: as the SLO allows."""
     kv_budget_percent: Annotated[int, Meta(ge=1, le=100)] = 80
     """Share of the engine's KV cache, in percent, that the streams may be forecast to fill."""
     kv_tokens: Annotated[int, Meta(ge=1)] | None = None

@@ -92,21 +92,31 @@ class Ends:
 
 
 class Events:
-    """Counts the events of a stream that carry tokens. A piece may end anywhere."""
+    """Counts the events of a stream that carry tokens. A piece may end anywhere.
 
-    __slots__ = ("_rest", "_text")
+    ``several``: there are several choices, so that their ends are counted as well.
+    """
 
-    def __init__(self, api: Api) -> None:
+    __slots__ = ("_rest", "_several", "_text", "ends")
+
+    def __init__(self, api: Api, *, several: bool = False) -> None:
+        self._several = several
+        self.ends = 0
+        """Choices that have ended."""
         self._text = _DELTA if api is Api.RESPONSES else _TEXT
         self._rest = b""
 
     def feed(self, chunk: bytes) -> int:
         """Take the next piece; return how many events with a token ended in it."""
         if not self._rest and chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2:
+            if self._several:
+                self.ends += len(_REASON.findall(chunk))
             return self._text.search(chunk) is not None  # one event, as engines write them
         *events, rest = _BLANK.split(self._rest + chunk)
         # Of an event that is too long each 64 KiB are one event here: at most one token too many.
         self._rest = rest if len(rest) <= LONGEST_EVENT else b":"
+        if self._several:
+            self.ends += sum(len(_REASON.findall(event)) for event in events)
         return sum(self._text.search(event) is not None for event in events)
 
 

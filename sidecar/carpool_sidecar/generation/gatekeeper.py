@@ -97,7 +97,7 @@ class Gatekeeper:
         """Note the first token of a request that was admitted."""
 
         def event(gate: Gate, now: float) -> list[Action]:
-            self._seen.streams += waiting.streams
+            self._seen.streams += waiting.ticket.sequences if waiting.streams else 0
             return gate.first_token(waiting.ticket, now, seen=waiting.streams)
 
         if waiting.ticket.state is State.PREFILLING and waiting.ticket.key in self._admitted:
@@ -109,7 +109,7 @@ class Gatekeeper:
             return
         waiting.streams = streams
         if waiting.ticket.state is State.DECODING:
-            self._seen.streams += 1 if streams else -1
+            self._seen.streams += waiting.ticket.sequences if streams else -waiting.ticket.sequences
         elif streams:
             self._assumed.pop(waiting.ticket.key, None)
         elif waiting.ticket.key in self._admitted:
@@ -120,18 +120,29 @@ class Gatekeeper:
         if waiting.ticket.state is State.DECODING:
             self._seen.tokens += tokens
 
+    def choice_ended(self, waiting: Waiting) -> None:
+        """Note the end of one of a stream's choices, unless it is the last."""
+
+        def event(gate: Gate, now: float) -> list[Action]:
+            self._seen.streams -= 1
+            return gate.choice_ended(waiting.ticket, now)
+
+        ticket = waiting.ticket
+        if ticket.state is State.DECODING and ticket.sequences > 1 and waiting.streams and ticket.key in self._admitted:
+            self._ask(event)
+
     def ended(self, waiting: Waiting, output_tokens: int, *, complete: bool) -> None:
-        """Note the end of a request, wherever it was."""
+        """Note the end of a request, wherever it was; ``output_tokens`` of each choice, in the mean."""
         ticket = waiting.ticket
 
         def event(gate: Gate, now: float) -> list[Action]:
             actions: list[Action] = []
             if ticket.state is State.DECODING:
                 if waiting.streams:
-                    self._seen.streams -= 1
+                    self._seen.streams -= ticket.sequences
                 elif complete:
                     missing = output_tokens - 1 - gate.meter.generated(ticket)
-                    actions = gate.progress(now, self._seen.correction(missing))
+                    actions = gate.progress(now, self._seen.correction(ticket.choices * missing))
             return actions + gate.ended(ticket, now, output_tokens, complete=complete)
 
         self._assumed.pop(ticket.key, None)
@@ -221,7 +232,7 @@ class Seen:
         self.tokens = 0.0
         """Of streams."""
         self.streams = 0
-        """Streams that decode."""
+        """Sequences of streams that decode."""
         self._excess = 0.0
         """Tokens that were assumed and never came."""
         self._at = 0.0

@@ -42,7 +42,7 @@ def report_of(streams: Streams) -> TokenStreams:
 
 
 def _gate(gate: Gate) -> GateState:
-    model, running, carries = gate.meter.model, len(gate.meter.streams), gate.carries()
+    model, running, carries = gate.meter.model, gate.meter.sequences, gate.carries()
     return GateState(
         ttft=gate.slo.ttft,
         tpot=None if gate.slo.tpot == inf else gate.slo.tpot,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
+
+from msgspec import MsgspecError, Struct, json
 
 if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Buffer
@@ -15,6 +17,9 @@ ENDS = 4096
 
 MOST_EMBEDDED = 64
 """Images, or the like, whose bytes are not taken for text."""
+
+MOST_CHOICES = 128
+"""Answers to one request; OpenAI's own limit."""
 
 PIECE = 65_536
 """Bytes in which one is looked for at a time."""
@@ -49,7 +54,8 @@ class Asked(NamedTuple):
     """What a request asks for.
 
     ``prompt_bytes``: of the body, without embedded images. ``prompt_tokens``: where the prompt is given as token ids.
-    ``flexible``: its caller can wait (OpenAI's ``service_tier: flex``).
+    ``flexible``: its caller can wait (OpenAI's ``service_tier: flex``). ``choices``: answers, ``n`` for each prompt.
+    Each is a sequence of the engine.
     """
 
     model: str
@@ -58,6 +64,15 @@ class Asked(NamedTuple):
     prompt_bytes: int
     prompt_tokens: int | None
     flexible: bool
+    choices: int = 1
+
+
+class Several(Struct):
+    """What makes several answers of one request."""
+
+    n: Any = None
+    best_of: Any = None
+    prompt: Any = None
 
 
 _OPENAI = re.compile(rb"(?:/openai)?(?:/v[0-9])?/(?:chat/completions|completions|(responses))(?:\?.*)?")
@@ -71,6 +86,7 @@ _MEMBERS = re.compile(
     rb"|max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens|n_predict"
     rb')"\s*:\s*("(?:[^"\\]|\\.){0,256}"|true|false|\d{1,9}(?=[\s,}\]]))'
 )
+_SEVERAL = re.compile(rb'(?<!\\)"(?:(?:n|best_of)"\s*:\s*\d|prompt"\s*:\s*\[\s*["\[])')
 _IDS = re.compile(rb'(?<!\\)"prompt"\s*:\s*(\[)\s*\d')
 _URL, _DATA = b";base64,", b'"data"'
 _ENCODED = re.compile(rb'"data"\s*:\s*"(?=[A-Za-z0-9+/_-]{256})')
@@ -105,7 +121,21 @@ def read(endpoint: Endpoint, body: Buffer) -> Asked:
         _text_bytes(body),
         _token_ids(body, ends),
         members.get(b"service_tier") == b'"flex"',
+        _choices(body, ends) if endpoint.api is Api.OPENAI else 1,
     )
+
+
+def _choices(body: Buffer, ends: bytes) -> int:
+    """Count the answers that a request asks for. Only a parser knows whether ``n`` is a member of the body itself."""
+    if _SEVERAL.search(ends) is None:
+        return 1
+    try:
+        found = json.decode(body, type=Several)
+    except (MsgspecError, RecursionError):
+        return 1
+    each = max(value if type(value) is int else 1 for value in (found.n, found.best_of, 1))
+    several = isinstance(found.prompt, list) and found.prompt and not isinstance(found.prompt[0], int)
+    return min(MOST_CHOICES, each * (len(found.prompt) if several else 1))
 
 
 def _text_bytes(body: Buffer) -> int:

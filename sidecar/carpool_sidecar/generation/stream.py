@@ -58,6 +58,9 @@ class Watcher(Protocol):
     def tokens(self, stream: Stream, events: int) -> None:
         """Count events with tokens."""
 
+    def choice_ended(self, stream: Stream) -> None:
+        """Take note of the end of one of several choices."""
+
     def left(self, stream: Stream, how: str, said: Ending | None) -> None:
         """Count a request that ended. ``said``: what the engine said at the end of a complete answer."""
 
@@ -83,8 +86,10 @@ class Stream(Forwarding):
         "first_at",
         "headers",
         "last_at",
+        "openings",
         "per_event",
         "status",
+        "steps",
         "streams",
         "ticket",
     )
@@ -105,6 +110,10 @@ class Stream(Forwarding):
         """Tokens that an event is taken for."""
         self.events = 0
         """Events with a token so far."""
+        self.openings = 1
+        """First tokens that have not come: one for each choice."""
+        self.steps = 0.0
+        """Events after these, by choice under way: as many as the longest choice has."""
         self.first_at: float | None = None
         self.last_at = 0.0
         self.status = 0
@@ -123,6 +132,11 @@ class Stream(Forwarding):
         return self._call is not None
 
     @property
+    def choices_ended(self) -> int | None:
+        """Choices of a stream that have ended, if it has several; None where that is not seen."""
+        return None if self._events is None else self._events.ends
+
+    @property
     def output_tokens(self) -> float:
         """Tokens so far, as far as they are seen."""
         return self.events * self.per_event
@@ -130,6 +144,7 @@ class Stream(Forwarding):
     def arrived(self, ticket: Request, deadline: float | None) -> None:
         """Be counted from now on; ``deadline`` in seconds from now, if the caller named one."""
         self.ticket = ticket
+        self.openings = ticket.choices
         self.streams = self.asked.streams
         self._done = False
         if deadline is not None:
@@ -222,15 +237,20 @@ class Stream(Forwarding):
         kind = find(headers, b"content-type") or b""
         readable = find(headers, b"content-encoding") in {None, b"identity"}
         if readable and kind.lower().startswith(b"text/event-stream"):
-            self._events = Events(self.endpoint.api)
+            self._events = Events(self.endpoint.api, several=self.ticket.choices > 1)
         self._watcher.begun(self)
         self._watcher.shows(self, streams=self._events is not None)
 
     def _passed(self, chunk: bytes) -> None:
         self.ends.add(chunk)
-        if self._events is not None and (count := self._events.feed(chunk)):
+        if self._events is None:
+            return
+        before = self._events.ends
+        if count := self._events.feed(chunk):
             self.events += count
             self._watcher.tokens(self, count)
+        for _ in range(self._events.ends - before):
+            self._watcher.choice_ended(self)
 
     def _ended(self) -> None:
         if self._done or not 200 <= self.status < 300:

@@ -12,7 +12,7 @@ from carpool_sidecar.generation.gatekeeper import Gatekeeper, classes_of, slo_of
 from carpool_sidecar.generation.load import Rate, with_streams
 from carpool_sidecar.generation.requests import read
 from carpool_sidecar.generation.stream import TOO_LATE
-from carpool_sidecar.generation.token_sizes import BYTES_PER_TOKEN, TokenSizes
+from carpool_sidecar.generation.token_sizes import BYTES_PER_TOKEN, MOST, TokenSizes
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.protocols.headers import PRIORITY
 from carpool_sidecar.protocols.headers import read as read_headers
@@ -41,6 +41,8 @@ class Streams:
         """Streams that are forwarded and no longer looked at, for errors in the sidecar."""
         self.engine: EngineSays | None = None
         """What the engine said of itself last."""
+        self._single: set[str] = set()
+        """Models whose engine gave one answer where several were asked for."""
         self._clock = clock
         self._log = log
         self._keys = count()
@@ -95,6 +97,7 @@ class Streams:
             batch=batch,
             targets=None if priority is None else self._classes.get(priority),
             deadline=inf if deadline is None else exchange.received_at + deadline,
+            choices=1 if asked.model in self._single else asked.choices,
         )
         stream.arrived(ticket, None if self.slo is None else deadline)  # without targets nothing is ended here
         self.under_way.add(stream)
@@ -116,12 +119,19 @@ class Streams:
             stream.first_at = now
             counts.ttft.add(now - stream.ticket.arrival)
             self.gatekeeper.first_token(stream)
-            events -= 1
         else:
             counts.gaps.add(now - stream.last_at)
         stream.last_at = now
+        first = min(events, stream.openings)
+        stream.openings -= first
+        events -= first
         if events:
+            stream.steps += events / stream.ticket.sequences
             self.gatekeeper.progress(stream, events * stream.per_event)
+
+    def choice_ended(self, stream: Stream) -> None:
+        """Take note of the end of one of several choices."""
+        self.gatekeeper.choice_ended(stream)
 
     def left(self, stream: Stream, how: str, said: Ending | None) -> None:
         """Count a request that ended. ``said``: what the engine said at the end of a complete answer."""
@@ -133,7 +143,7 @@ class Streams:
         if said is None:
             counts.missed += judged and how in TOO_LATE
             counts.output_tokens += round(stream.output_tokens)
-            self.gatekeeper.ended(stream, round(stream.output_tokens), complete=False)
+            self.gatekeeper.ended(stream, round(stream.output_tokens / ticket.choices), complete=False)
             return
         if said.prompt_tokens is not None:
             self.sizes.learn_prompt(model, stream.asked.prompt_bytes, said.prompt_tokens)
@@ -144,15 +154,17 @@ class Streams:
         counts.output_tokens += output
         now = self._clock()
         counts.durations.add(now - ticket.arrival)
-        tpot = None
-        if stream.first_at is not None and output > 1:
-            tpot = (stream.last_at - stream.first_at) / (output - 1)
+        steps, tpot = _steps(stream, output), None
+        if stream.first_at is not None and steps > 0:
+            tpot = (stream.last_at - stream.first_at) / steps
             counts.tpot.add(tpot)
-        hit = self._hit(stream, now - ticket.arrival, output, tpot)
+        hit = self._hit(stream, now - ticket.arrival, steps, tpot)
         counts.hits += hit
         counts.met += judged and hit
         counts.missed += judged and not hit
-        self.gatekeeper.ended(stream, max(1, output), complete=True)
+        self.gatekeeper.ended(stream, max(1, round(output / ticket.choices)), complete=True)
+        if ticket.choices > 1 and stream.choices_ended == 1 and len(self._single) < MOST:
+            self._single.add(model)
 
     def fault(self) -> None:
         """Count an error in looking at a stream; its bytes go on."""
@@ -165,11 +177,20 @@ class Streams:
             return said.output_tokens
         return round(stream.output_tokens) if stream.events else max(1, round(stream.ends.size / BYTES_PER_TOKEN))
 
-    def _hit(self, stream: Stream, seconds: float, output: int, tpot: float | None) -> bool:
+    def _hit(self, stream: Stream, seconds: float, steps: float, tpot: float | None) -> bool:
         """Say whether a complete answer met its targets; a whole one has to come when its last token was due."""
         if self.slo is None:
             return False
         slo = stream.ticket.targets or self.slo
         if stream.first_at is None:
-            return seconds <= slo.ttft + (slo.tpot * (output - 1) if output > 1 else 0.0)
+            return seconds <= slo.ttft + (slo.tpot * steps if steps > 0 else 0.0)
         return stream.first_at - stream.ticket.arrival <= slo.ttft and (tpot is None or tpot <= slo.tpot)
+
+
+def _steps(stream: Stream, output: int) -> float:
+    """Return the tokens after the first of a complete answer; of its longest choice, where that is seen."""
+    choices = stream.ticket.choices
+    later = stream.events - choices
+    if choices == 1 or later <= 0:
+        return output / choices - 1
+    return stream.steps * (output - choices) / later

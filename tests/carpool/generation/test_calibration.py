@@ -85,8 +85,7 @@ def first_tokens(found, count, seconds, since, key=0):
     meter = Meter(MODEL)
     for i in range(count):
         each = Request(key + i, since + i, 600)
-        each.admitted_at = since + i
-        found.admitted(each, meter)
+        found.admitted(each, since + i, meter)
         found.first_token(each, since + i + seconds, meter)
     found.refit(MODEL, SLO)
     return found.ttft

@@ -25,7 +25,9 @@ def test_a_load_is_carried_at_the_rate_that_fills_the_target():
 
 
 def test_lengths_are_averaged():
-    assert Load.of([(1000, 201), (0, 1)]) == Load(500.0, 100.0, 200 * 1100 / 2)
+    assert Load.of([(1000, 201, 1), (0, 1, 1)]) == Load(500.0, 100.0, 200 * 1100 / 2)
+    # Four choices of 201 tokens share the prompt: after 100 steps they hold 1,400 tokens.
+    assert Load.of([(1000, 201, 4)]) == Load(1000.0, 800.0, 200 * 1400)
 
 
 def test_sequences_rate_and_tokens_fit_together():

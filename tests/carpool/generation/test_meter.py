@@ -29,6 +29,23 @@ def test_steps_follow_from_tokens_and_tokens_of_a_stream_from_steps():
     assert machine.kv == 100 + 200 + 13
 
 
+def test_each_choice_gets_a_token_in_a_step_and_frees_its_own():
+    machine = meter()
+    plain, several = started(machine, 0, 100), Request(1, 0.0, 200, choices=3)
+    machine.admitted(several)
+    assert machine.sequences == 4
+    several.state = State.DECODING
+    machine.first_token(several)
+    machine.progress(0.1, 40)
+    assert (machine.steps, machine.generated(plain), machine.generated(several)) == (10, 10, 10)
+    assert machine.kv == 300 + 40
+    machine.choice_ended(several)
+    assert (machine.sequences, machine.decoding, machine.kv) == (3, 3, 330)
+    machine.progress(0.2, 30)
+    machine.ended(several)
+    assert (machine.sequences, machine.decoding, machine.steps, machine.kv) == (1, 1, 20, 120)
+
+
 def test_what_ends_takes_its_tokens_along():
     machine = meter()
     first, second = started(machine, 0, 100), started(machine, 1, 200)

@@ -184,8 +184,10 @@ async def test_what_a_client_pipelines_is_answered_in_order(chat):
     writer.close()
 
 
-@pytest.mark.parametrize("fields", [{"n": 4}, {"tools": [{"examples": [{"n": 4}]}]}])
-async def test_a_request_holds_the_tokens_of_all_its_choices(chat, fields):
+@pytest.mark.parametrize(
+    ("fields", "choices"), [({"n": 4}, 4), ({"tools": [{"examples": [{"n": 4}]}]}, 1)], ids=["asked for", "of a tool"]
+)
+async def test_a_request_holds_the_tokens_of_all_its_choices(chat, fields, choices):
     streams = await chat.start(policy=policy())
     reader = chat.ask(**fields)
     call = (await chat.called(1)).begin()
@@ -195,13 +197,54 @@ async def test_a_request_holds_the_tokens_of_all_its_choices(chat, fields):
     await chat.until(lambda: reader.body == call.sent)
     meter = streams.gatekeeper.gate.meter
     (stream,) = streams.under_way
-    await chat.until(lambda: meter.kv >= stream.ticket.prompt_tokens + 43)
+    # Of each choice that is known the first token is cached with the second.
+    await chat.until(lambda: meter.kv == stream.ticket.prompt_tokens + 44 - choices)
+    assert (meter.decoding, meter.steps, stream.steps) == (choices, (44 - choices) / choices, (44 - choices) / choices)
     call.tokens = 44
     call.finish(prompt_tokens=9)
     await reader
     await chat.until(lambda: not streams.under_way)
     (answer,) = streams.gatekeeper.gate.calibration._answers
-    assert answer.output_tokens == 44
+    assert (answer.output_tokens, answer.choices) == (44 / choices, choices)
+    assert (meter.decoding, meter.kv) == (0, 0)
+
+
+async def test_tpot_is_that_of_the_longest_choice(chat):
+    streams = await chat.start(policy=policy())
+    reader = chat.ask(n=2)
+    call = (await chat.called(1)).begin()
+    text = b'data: {"choices":[{"index":%d,"delta":{"content":"a"},"finish_reason":%s}]}\n\n'
+    for step in range(9):
+        call.raw(text % (0, b"null"))
+        if step < 3:
+            call.raw(text % (1, b'"stop"' if step == 2 else b"null"))
+        await chat.until(lambda: reader.body == call.sent)
+    (stream,) = streams.under_way
+    assert stream.steps == pytest.approx(8, abs=0.5)  # pieces that come together are taken for full steps
+    meter = streams.gatekeeper.gate.meter
+    await chat.until(lambda: meter.steps == stream.steps)
+    assert (meter.decoding, meter.sequences) == (1, 1)
+    assert meter.kv == pytest.approx(stream.ticket.prompt_tokens + 8, abs=1)
+    seconds, steps = stream.last_at - stream.first_at, stream.steps
+    call.tokens = 12
+    call.finish(prompt_tokens=9)
+    await reader
+    await chat.until(lambda: not streams.under_way)
+    ((_, counts),) = streams.models
+    assert counts.tpot.seconds == pytest.approx(seconds / steps)
+
+
+async def test_an_engine_that_ignores_the_number_of_choices_is_found_out(chat):
+    streams = await chat.start(policy=policy())
+    for sequences in (4, 1, 1):
+        reader = chat.ask(n=4)
+        call = await chat.called(1)
+        (stream,) = streams.under_way
+        assert stream.ticket.choices == sequences
+        call.token().token().token().token().token().token().finish()
+        await reader
+        await chat.until(lambda: not streams.under_way)
+        chat.engine.calls.clear()
 
 
 async def test_a_class_has_the_targets_that_its_header_names(chat):

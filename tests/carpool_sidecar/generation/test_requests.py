@@ -69,6 +69,36 @@ def test_a_long_body_is_read_at_its_ends():
     assert read(Endpoint(Api.OPENAI), cut).max_tokens is None  # 1234, cut in the middle
 
 
+@pytest.mark.parametrize(
+    ("body", "choices"),
+    [
+        ({}, 1),
+        ({"n": 4}, 4),
+        ({"n": 4, "messages": [{"content": "x" * 5 * ENDS}]}, 4),
+        ({"n": 2, "best_of": 5}, 5),
+        ({"n": 10**8}, 128),
+        ({"n": 0}, 1),
+        ({"n": None}, 1),
+        ({"n": "4"}, 1),
+        ({"tools": [{"n": 4}]}, 1),
+        ({"metadata": {"n": 9, "best_of": 9}, "n": 3}, 3),
+        ({"prompt": ["a", "b", "c"], "n": 2}, 6),
+        ({"prompt": [[1, 2], [3]]}, 2),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": []}, 1),
+    ],
+)
+def test_each_choice_is_a_sequence_of_the_engine(body, choices):
+    assert asked(b"/v1/completions", **body).choices == choices
+
+
+def test_what_can_not_be_parsed_asks_for_one_choice():
+    deep = b"[" * 5000 + b"]" * 5000
+    for body in (b'{"n":4,', b'{"n":4,"prompt":%b}' % deep, b'{"n":4,"x":%b}' % deep):
+        assert read(Endpoint(Api.OPENAI), body).choices == 1
+    assert asked(b"/generate", n=4).choices == 1
+
+
 def test_images_are_no_text():
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 500_000}}
     found = asked(messages=[{"role": "user", "content": [image, {"type": "text", "text": "hi"}, image]}])
