@@ -116,8 +116,7 @@ class Suspects:
     __slots__ = ("_answers", "_spans", "left")
 
     def __init__(self) -> None:
-        self._answers = True
-        """Whether the model answered anybody since a request last failed: while it fails all, no caller is to blame."""
+        self._answers = True  # anybody, since a request last failed: while the model fails all, no caller is to blame
         self.left: dict[Hashable, int] = {}
         """Good answers still needed, by caller, the latest failure last. Public: every arrival looks at it."""
         self._spans: dict[Hashable, int] = {}
@@ -137,11 +136,10 @@ class Suspects:
     def succeeded(self, caller: Hashable) -> None:
         """Note a good answer to this caller."""
         self._answers = True
-        left = self.left.get(caller)
-        if left == 1:
+        if self.left.get(caller) == 1:
             self._forget(caller)
-        elif left is not None:
-            self.left[caller] = left - 1
+        elif caller in self.left:
+            self.left[caller] -= 1
 
     def _forget(self, caller: Hashable) -> None:
         del self.left[caller], self._spans[caller]
