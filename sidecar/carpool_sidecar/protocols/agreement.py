@@ -45,6 +45,7 @@ _EXACT = {
     "BOOL": "?", "INT16": "h", "UINT16": "H", "INT32": "i", "UINT32": "I", "INT64": "q", "UINT64": "Q",
 }  # fmt: skip
 _NUMBERS = {int, float}
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 _CELLS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 """``memoryview`` formats by width, to take every n-th element."""
 
@@ -250,6 +251,11 @@ def _texts(output: str, alone: bytes, batched: bytes, limit: int, tolerance: Tol
         before, after = (list(_leaves(_leading(text, limit))) for text in (alone, batched))
     except _TooLarge:
         return _unread(len(alone), len(batched))
+    # Of what is not read only the outline is compared: padding that was not cut off stands at the end.
+    one, other = (text.translate(None, _NOT_STRUCTURE) for text in (alone, batched))
+    if one != other:
+        sizes = [f"{each.count(b',') + 1} elements" for each in (one, other)]
+        return (sizes[0], sizes[1]) if sizes[0] != sizes[1] else (sizes[0], f"{sizes[1]}, nested otherwise")
     size = min(len(before), len(after))
     return _values(output, before[:size], after[:size], tolerance)
 

@@ -184,6 +184,8 @@ def fit(parsed: Parsed[Rows], sequence: SequenceAxis) -> Fit:
     state = parsed.state
     first = bytes(state.rows[0])
     spans = _arrays(first, sequence.pad) if sequence.axis == 1 else {}
+    # The form of a request names no fields of its rows: without the mask, other rows' verification would not hold.
+    form = "\0".join(sorted(spans)).encode()
     units, kinds = dict[str, bytes](), list[bytes]()
     lengths = set[int]()
     for name, (start, stop) in spans.items():
@@ -191,27 +193,28 @@ def fit(parsed: Parsed[Rows], sequence: SequenceAxis) -> Fit:
         bones = _tensor(text)
         elements = json_scan.elements(text, "", (0, len(text)), len(text)) if bones else None
         if bones is None or not elements:
-            return Fit(sequence, why=padding.NOT_PADDABLE)
+            return Fit(sequence, form=form, why=padding.NOT_PADDABLE)
         kind, inner = bones[:1], (_tensor(bytes(elements[0])) or b"")[1:]
         number = padding.number(sequence.pad[name], whole=kind == b"i")
         if number is None or bones[1:] != b"[%b]" % b",".join([inner] * len(elements)):
-            return Fit(sequence, why=padding.NOT_PADDABLE)
+            return Fit(sequence, form=form, why=padding.NOT_PADDABLE)
         lengths.add(len(elements))
         units[name] = _SCALARS.sub(number, inner) if inner else number
         kinds.append(name.encode() + b":" + kind + inner)
     if len(lengths) != 1:
-        return Fit(sequence, why=padding.NOT_PADDABLE)
+        return Fit(sequence, form=form, why=padding.NOT_PADDABLE)
     length = lengths.pop()
     if not sequence.fits(length):
-        return Fit(sequence, length=length, why=padding.TOO_LONG)
+        return Fit(sequence, length=length, form=form, why=padding.TOO_LONG)
     top = sequence.bucket(length)
-    if len(first) * top > padding.LARGEST_ROW * length:
-        return Fit(sequence, length=length, why=padding.TOO_LARGE)
+    added = sum([len(unit) + 1 for unit in units.values()]) * (top - length)
+    if len(first) + added > padding.LARGEST_ROW:
+        return Fit(sequence, length=length, form=form, why=padding.TOO_LARGE)
     own = b"\x00".join((short(_shape(first)), short(state.rest) if state.rest else state.rest))
     outline = _shape(_replaced(first, spans, dict.fromkeys(spans, b"0")))
     key = (parsed.key[: len(parsed.key) - len(own)], short(outline), *kinds, b"<=%d" % top, sequence.mark, state.rest)
     return Fit(
-        sequence, length=length, key=b"\x00".join(key), units=units, growth=len(state.text) * (top - length) // length
+        sequence, length=length, key=b"\x00".join(key), units=units, growth=parsed.rows * added, form=form
     )
 
 
@@ -242,7 +245,7 @@ def _padded(portion: Portion, length: int) -> Buffer:
     state: Rows = parsed.state
     if fits is None or fits.length == length:
         return state.slice(start, stop)
-    tails = {name: b"".join([b",", unit] * (length - fits.length)) + b"]" for name, unit in fits.units.items()}
+    tails = {name: (b"," + unit) * (length - fits.length) + b"]" for name, unit in fits.units.items()}
     rows = list[bytes]()
     for raw in state.rows[start:stop]:
         row = bytes(raw)

@@ -191,6 +191,15 @@ def test_of_large_rows_of_numbers_a_part_is_compared():
     assert differ(*binary, protocol="v2") is not None
 
 
+@pytest.mark.parametrize("positions", [1001, 2000])
+def test_of_large_rows_the_sizes_are_compared_whatever_is_read_of_them(positions):
+    short, long = ([[0.5] * 64] * size for size in (1000, positions))
+    assert str(rows_differ(short, long)).endswith(f": 64000 elements alone, {64 * positions} elements in a batch")
+    assert rows_differ(long, short) is not None
+    flat = [0.5] * 64000
+    assert rows_differ(short, flat).batched == "64000 elements, nested otherwise"
+
+
 def test_large_rows_of_texts_are_equal_or_not():
     texts = ["x" * 10] * (2 * ELEMENTS)
     assert rows_differ(texts, list(texts)) is None
