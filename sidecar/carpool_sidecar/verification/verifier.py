@@ -117,6 +117,8 @@ class Verifier:
             return "not checked: the policy says verification mode Never"
         if not self._policy.idempotent:
             return "off: the policy says that requests are not idempotent, so no copies are sent to verify padding"
+        if self.state(entry)[0] in {Verified.OFF, Verified.REFUTED}:
+            return "off: requests of this model are not merged"
         return entry.record.padding or "not verified yet: no request came"
 
     def merges(self, entry: Entry) -> bool:
@@ -178,10 +180,11 @@ class Verifier:
         else:
             if difference is not None:
                 again = f"{difference.alone} once, {difference.batched} the next time"
+                how = "padded" if check.verified else "in a batch"
                 self._disagrees(
                     entry,
                     check,
-                    "two equal requests, neither in a batch, had different answers: "
+                    f"two equal requests, neither {how}, had different answers: "
                     f"output {difference.output!r}, row {difference.row}: {again}",
                     padded=check.verified,
                 )

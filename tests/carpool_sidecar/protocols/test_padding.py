@@ -192,6 +192,11 @@ def test_a_short_row_may_not_grow_beyond_what_is_padded_in_time():
     assert rows_of([{"x": [5.5]}], long).fit.why == TOO_LARGE
 
 
+def test_rows_of_many_fields_are_not_padded_as_each_would_be_taken_apart():
+    rows = [{"x": [1, 2], **{f"f{index}": 1 for index in range(size - 1)}} for size in (64, 65)]
+    assert [rows_of([row], sequence(pad={"x": 0})).fit.why for row in rows] == ["", TOO_LARGE]
+
+
 def test_of_rows_only_what_is_padded_counts_as_growth():
     image = {"x": [1], "image": [0.5] * 8000}
     parsed = rows_of([image, image], sequence(pad={"x": 0}))
@@ -464,3 +469,10 @@ def test_a_prediction_that_has_not_the_length_says_so():
     with pytest.raises(WrongRows, match=r"prediction 'y' has 2 elements, but sequence.outputs says") as error:
         v1.split(whole(*pair), [], b'{"predictions":[{"y":[1,2]},{"y":[1,2]}]}')
     assert error.value.reason == WRONG_LENGTH
+
+
+def test_a_prediction_that_cannot_be_taken_apart_is_refused_and_not_left_with_padding():
+    pair = [rows_of([{"x": list(range(length))}], sequence(pad={"x": 0}, outputs=("y",))) for length in (1, 3)]
+    body = b'{"predictions":[{"y":[1,2,3],"z":1,"z":2},{"y":[1,2,3],"z":1}]}'
+    with pytest.raises(WrongRows, match=r"a prediction can't be cut back: .*comes twice"):
+        v1.split(whole(*pair), [], body)

@@ -304,6 +304,18 @@ async def test_without_copies_nothing_is_padded_and_that_is_said(encoded):
     assert sidecar.driver.unpadded["m", "padding-unverified"] == len(told)
 
 
+@pytest.mark.parametrize("refuted", [False, True])
+async def test_of_a_model_that_is_not_batched_no_padding_is_awaited(encoded, refuted):
+    def model(ids, mask):
+        return {"pooled": ids.sum(1, keepdims=True) + len(ids)}
+
+    models = [{"name": "m", "axis": "Auto" if refuted else "None", "sequence": SEQUENCE}]
+    sidecar, load, _, _ = await encoded(model, models=models)
+    told = [*await load("v1", lengths=(3, 5)), *await load("v1", lengths=(3, 5))]
+    assert all(one.same for one in told)
+    assert padding(sidecar) == "off: requests of this model are not merged"
+
+
 async def test_what_is_longer_than_the_last_bucket_shares_batches_with_its_own_length(encoded):
     sidecar, load, _, calls = await encoded()
     await load("v1")
