@@ -265,7 +265,23 @@ async def test_large_rows_that_are_longer_with_padding_are_found_out(encoded):
     told = [*await load("v1", lengths=(12, 15), rows=(1,)), *await load("v1", lengths=(12, 15), rows=(1,))]
     assert all(one.same for one in told)
     assert "in padded trial batch of" in padding(sidecar)
-    assert "4800 elements alone, 6000 elements in a batch" in padding(sidecar)
+    assert "4800 elements in 13 arrays alone, 6000 elements in 16 arrays in a batch" in padding(sidecar)
+
+
+@pytest.mark.parametrize("protocol", ["v1", "nested", "flat"])
+async def test_padding_that_only_the_last_position_sees_is_found_out(encoded, protocol):
+    """A convolution without a mask: what follows the last position counts, and it is 7 where nothing does."""
+
+    def model(ids, mask):
+        del mask
+        after = np.concatenate([ids[:, 1:], np.full((len(ids), 1), 7)], axis=1)
+        return {"last_hidden_state": np.repeat((1000 * ids + after)[..., None], 700, axis=2)}
+
+    sidecar, load, _, _ = await encoded(model, named=False)
+    asked = {"lengths": (12, 15), "rows": (1,)}
+    told = [*await load(protocol, **asked), *await load(protocol, **asked)]
+    assert all(one.same for one in told)
+    assert "in padded trial batch of" in padding(sidecar)
 
 
 async def test_an_output_that_the_policy_does_not_name_is_found_out(encoded):
