@@ -191,16 +191,23 @@ def _columns(name: str, alone: _Column, batched: _Column, tolerance: Tolerance, 
     count, width = alone.shape[0], prod(alone.shape[1:])
     if alone.is_binary:
         return _binary(name, alone, batched, tolerance, elements)
-    # JSON data, flat or nested: its leaves in order.
+    # JSON data, flat or nested: its leaves in order, from both ends where they are many.
+    total = prod(alone.shape)
     try:
-        before, after = (list(_leaves(_leading(bytes(each.data), TEXT * elements))) for each in (alone, batched))
+        parts = [_ends(bytes(each.data), TEXT * elements) for each in (alone, batched)]
     except _TooLarge:
         return Difference(name, 0, *_unread(len(alone.data), len(batched.data)))
-    for row, at in enumerate(range(0, min(len(before), len(after)), max(width, 1))):
-        stop = min(at + width, len(before), len(after))
-        found = _values(name, before[at:stop], after[at:stop], tolerance, rounded=alone.datatype in _ROUNDED)
-        if found is not None:
-            return Difference(name, min(row, count - 1), *found)
+    (head, tail), (other_head, other_tail) = parts
+    last = min(len(tail), len(other_tail))
+    for start, before, after in ((0, head, other_head), (total - last, _last(tail, last), _last(other_tail, last))):
+        at, size = 0, min(len(before), len(after))
+        while at < size:
+            row = (start + at) // max(width, 1)
+            stop = min((row + 1) * max(width, 1) - start, size)
+            found = _values(name, before[at:stop], after[at:stop], tolerance, rounded=alone.datatype in _ROUNDED)
+            if found is not None:
+                return Difference(name, min(row, count - 1), *found)
+            at = stop
     return None
 
 
@@ -247,26 +254,42 @@ def _texts(output: str, alone: bytes, batched: bytes, limit: int, tolerance: Tol
     if max(len(alone), len(batched)) <= limit:
         return _values(output, _decoded(alone), _decoded(batched), tolerance)
     try:
-        before, after = (list(_leaves(_leading(text, limit))) for text in (alone, batched))
+        (head, tail), (other_head, other_tail) = (_ends(text, limit) for text in (alone, batched))
     except _TooLarge:
         return _unread(len(alone), len(batched))
-    size = min(len(before), len(after))
-    return _values(output, before[:size], after[:size], tolerance)
+    # Of what is not read only the size is compared: hidden states may have been padded with their inputs.
+    sizes = [f"{text.count(b',') + 1} elements in {text.count(b'[')} arrays" for text in (alone, batched)]
+    if sizes[0] != sizes[1]:
+        return sizes[0], sizes[1]
+    first, last = min(len(head), len(other_head)), min(len(tail), len(other_tail))
+    before, after = head[:first] + _last(tail, last), other_head[:first] + _last(other_tail, last)
+    return _values(output, before, after, tolerance)
 
 
 class _TooLarge(Exception):  # noqa: N818 - a finding, not an error
     """More text than is read, and not of numbers alone, so that no part of it can be compared."""
 
 
-def _leading(text: bytes, limit: int) -> Any:  # noqa: ANN401 - any JSON
-    """Decode JSON; of a large array of numbers what begins within ``limit`` bytes."""
+def _ends(text: bytes, limit: int) -> tuple[list[Any], list[Any]]:
+    """Decode nested arrays of numbers into their leaves; of large ones what begins and what ends within ``limit``.
+
+    The end counts as much as the beginning: a model without a mask may show padding in the last position alone.
+    """
     if len(text) <= limit:
-        return _decoded(text)
-    head = text[:limit]
+        return list(_leaves(_decoded(text))), []
+    head, tail = text[: limit // 2], text[-(limit // 2) :]
     if b'"' in head or b"{" in head:
         raise _TooLarge
-    head = head[: head.rfind(b",")]
-    return _decoded(head + b"]" * (head.count(b"[") - head.count(b"]")))
+    head, tail = head[: head.rfind(b",")], tail[tail.find(b",") + 1 :]
+    closed = _decoded(head + b"]" * (head.count(b"[") - head.count(b"]")))
+    if b'"' in tail or b"}" in tail:
+        return list(_leaves(closed)), []
+    opened = _decoded(b"[" * (tail.count(b"]") - tail.count(b"[")) + tail)
+    return list(_leaves(closed)), list(_leaves(opened))
+
+
+def _last(leaves: list[Any], count: int) -> list[Any]:
+    return leaves[len(leaves) - count :]
 
 
 def _decoded(text: bytes) -> Any:  # noqa: ANN401 - any JSON

@@ -124,19 +124,22 @@ class Tensor:
             element = b"[" + b",".join([element] * dim) + b"]"
         return element
 
+    def growth(self, axis: int, count: int, unit: bytes) -> int:
+        """Bytes that ``count`` positions of padding add to a row."""
+        return (len(unit) + (self.form != "binary")) * count * prod(self.shape[1:axis])
+
     def padded(self, start: int, stop: int, axis: int, length: int, unit: bytes) -> Buffer:
         """Rows ``start`` to ``stop`` with ``unit`` behind their last position along an axis, up to ``length``."""
         count = length - self.shape[axis]
         if not count:
             return self.slice(start, stop)
+        tail = unit * count if self.form == "binary" else (b"," + unit) * count
         if self.form == "nested":
-            tail = b"," + b",".join([unit] * count)
             return b",".join([_extended(bytes(self.slice(row, row + 1)), axis, tail) for row in range(start, stop)])
-        runs, after = self._runs(start, stop, axis), unit * count
+        runs = self._runs(start, stop, axis)
         if self.form == "binary":
-            return b"".join([part for run in runs for part in (run, after)])
-        after = b"," + b",".join([unit] * count)
-        return b",".join([bytes(run) + after for run in runs])
+            return b"".join([part for run in runs for part in (run, tail)])
+        return b",".join([bytes(run) + tail for run in runs])
 
     def part(self, start: int, stop: int, axis: int = 0, length: int = 0) -> Tensor:
         """Rows ``start`` to ``stop`` as a tensor of its own; with an ``axis``, its first ``length`` positions of it."""

@@ -162,8 +162,12 @@ def fit(parsed: Parsed[Request], sequence: SequenceAxis) -> Fit:
     if len(known) < len(units):
         return Fit(sequence, length=length, why=padding.NOT_PADDABLE)
     top = sequence.bucket(length)
-    if any(len(tensor.data) * top > padding.LARGEST_ROW * length * tensor.shape[0] for tensor in named):
-        return Fit(sequence, length=length, why=padding.TOO_LARGE)
+    growth = 0
+    for tensor in named:
+        rows, added = tensor.shape[0], tensor.growth(axis, top - length, known[tensor.name])
+        if len(tensor.data) + rows * added > rows * padding.LARGEST_ROW:
+            return Fit(sequence, length=length, why=padding.TOO_LARGE)
+        growth += rows * added
     keys = b"\x00".join([tensor.key for tensor in inputs])
     others = [tensor.bucket_key(axis, top) if tensor.name in known else tensor.key for tensor in inputs]
     return Fit(
@@ -171,7 +175,7 @@ def fit(parsed: Parsed[Request], sequence: SequenceAxis) -> Fit:
         length=length,
         key=b"\x00".join([parsed.key[: len(parsed.key) - len(keys)], *others, sequence.mark]),
         units=known,
-        growth=sum([len(tensor.data) for tensor in named]) * (top - length) // length,
+        growth=growth,
     )
 
 

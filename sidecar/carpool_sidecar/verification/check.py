@@ -307,6 +307,8 @@ class Check:
         self.samples.padded = False
         self.agreed = self.rejected = 0
         self.live = Live()  # batches without padding are looked at anew
+        if self.settled:
+            self.samples.clear()
 
     @property
     def padding(self) -> str:

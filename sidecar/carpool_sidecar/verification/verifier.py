@@ -80,16 +80,16 @@ class Verifier:
 
     def admit(self, entry: Entry, parsed: Parsed[Any]) -> tuple[bytes | None, Check | None]:
         """Return the key under which a request may be merged (None: not at all), and who looks at its answer."""
+        fit = parsed.fit
         if self.off:
-            fit = parsed.fit
             return parsed.key if fit is None or fit.key is None else fit.key, None
-        form = (parsed.endpoint.target, parsed.form)
+        form = (parsed.endpoint.target, parsed.form, b"" if fit is None else fit.form)
         check = entry.record.checks.get(form)
         if check is None:
             check = entry.record.admit(
                 form, self._share, self._shelf, asserted=_asserted(entry), sequence=_sequence(entry)
             )
-        return parsed.key if check.verified and parsed.fit is None else check.key_of(parsed), check
+        return parsed.key if check.verified and fit is None else check.key_of(parsed), check
 
     def state(self, entry: Entry) -> tuple[Verified, str]:
         """Return what is known of a model, and a sentence on it."""
@@ -117,6 +117,8 @@ class Verifier:
             return "not checked: the policy says verification mode Never"
         if not self._policy.idempotent:
             return "off: the policy says that requests are not idempotent, so no copies are sent to verify padding"
+        if self.state(entry)[0] in {Verified.OFF, Verified.REFUTED}:
+            return "off: requests of this model are not merged"
         return entry.record.padding or "not verified yet: no request came"
 
     def merges(self, entry: Entry) -> bool:
@@ -178,10 +180,11 @@ class Verifier:
         else:
             if difference is not None:
                 again = f"{difference.alone} once, {difference.batched} the next time"
+                how = "padded" if check.verified else "in a batch"
                 self._disagrees(
                     entry,
                     check,
-                    "two equal requests, neither in a batch, had different answers: "
+                    f"two equal requests, neither {how}, had different answers: "
                     f"output {difference.output!r}, row {difference.row}: {again}",
                     padded=check.verified,
                 )

@@ -191,6 +191,38 @@ def test_of_large_rows_of_numbers_a_part_is_compared():
     assert differ(*binary, protocol="v2") is not None
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("nested", [False, True])
+def test_of_large_rows_the_end_is_compared_too(rows, nested):
+    many = [[0.5] * 64] * (5 * ELEMENTS // 64)
+    odd = [*many[:-1], [*many[-1][:-1], 9.5]]
+    shown = f"row {rows - 1}: 0.5 alone, 9.5 in a batch"
+    assert shown in str(differ(v1([many] * rows), v1([*[many] * (rows - 1), odd])))
+    pair = []
+    for last in (many, odd):
+        data = [*[many] * (rows - 1), last]
+        shape = [rows, len(many), 64]
+        pair.append(v2(("y", "FP32", shape, data if nested else [one for row in data for at in row for one in at])))
+    assert shown in str(differ(*pair, protocol="v2"))
+    assert differ(pair[0], pair[0], protocol="v2") is None
+
+
+def test_of_large_rows_that_end_with_texts_the_beginning_is_compared():
+    row = [*[0.5] * (5 * ELEMENTS), "a, b"]
+    assert rows_differ(row, [0.5001, *row[1:]]) is None
+    assert rows_differ(row, [9.5, *row[1:]]) is not None
+
+
+@pytest.mark.parametrize("positions", [1001, 2000])
+def test_of_large_rows_the_sizes_are_compared_whatever_is_read_of_them(positions):
+    short, long = ([[0.5] * 64] * size for size in (1000, positions))
+    found = rows_differ(short, long)
+    assert found.alone == "64000 elements in 1001 arrays"
+    assert found.batched == f"{64 * positions} elements in {positions + 1} arrays"
+    assert rows_differ(long, short) is not None
+    assert rows_differ(short, [0.5] * 64000).batched == "64000 elements in 1 arrays"
+
+
 def test_large_rows_of_texts_are_equal_or_not():
     texts = ["x" * 10] * (2 * ELEMENTS)
     assert rows_differ(texts, list(texts)) is None

@@ -167,6 +167,42 @@ def test_what_padding_may_add_is_known():
     assert request(ids(range(16)), "binary").fit.growth == 0
 
 
+@pytest.mark.parametrize("form", ["binary", "flat", "nested", "v1"])
+@pytest.mark.parametrize("value", [0.0, -100.123456789])
+def test_padding_adds_at_most_what_is_charged_for_it(form, value):
+    """Whatever an element that came takes, and one of padding: ``5`` and ``-100.123456789``."""
+    seq = sequence(pad={"x": value}, lengths=(64,), axis=1 if form == "v1" else 2)
+    pair = []
+    for length in (1, 64):
+        if form == "v1":
+            pair.append(rows_of([{"x": [[5.5, 5.5]] * length}] * 3, seq))
+        else:
+            pair.append(request({"x": np.full((3, 2, length, 2), 5)}, form, "FP32", seq))
+    merged = sum(map(len, v1.merge(whole(*pair)).parts if form == "v1" else v2.merge(whole(*pair)).parts))
+    short, long = pair
+    assert long.fit.growth == 0
+    # The text around two requests is more than that around one.
+    assert short.fit.growth - 200 < merged - short.size - long.size <= short.fit.growth
+
+
+def test_a_short_row_may_not_grow_beyond_what_is_padded_in_time():
+    assert request({"x": [[5]]}, "flat", "FP32", sequence(pad={"x": -100.123456789})).fit.why == ""
+    long = sequence(pad={"x": -100.123456789}, lengths=(8192 * 2,))
+    assert request({"x": [[5]]}, "flat", "FP32", long).fit.why == TOO_LARGE
+    assert rows_of([{"x": [5.5]}], long).fit.why == TOO_LARGE
+
+
+def test_rows_of_many_fields_are_not_padded_as_each_would_be_taken_apart():
+    rows = [{"x": [1, 2], **{f"f{index}": 1 for index in range(size - 1)}} for size in (64, 65)]
+    assert [rows_of([row], sequence(pad={"x": 0})).fit.why for row in rows] == ["", TOO_LARGE]
+
+
+def test_of_rows_only_what_is_padded_counts_as_growth():
+    image = {"x": [1], "image": [0.5] * 8000}
+    parsed = rows_of([image, image], sequence(pad={"x": 0}))
+    assert (parsed.fit.why, parsed.fit.growth) == ("", 2 * 15 * len(",0"))
+
+
 @pytest.mark.parametrize(
     ("datatype", "value", "binary", "json_text"),
     [
@@ -179,6 +215,7 @@ def test_what_padding_may_add_is_known():
         ("FP32", 1e39, None, None),
         ("FP16", 1.5, struct.pack("<e", 1.5), b"1.5"),
         ("BF16", 1.0, b"\x80\x3f", b"1.0"),
+        ("BF16", 1e39, None, None),
         ("BOOL", 1.0, b"\x01", b"true"),
         ("BOOL", 2.0, None, None),
         ("INT64", float("inf"), None, None),
@@ -391,6 +428,15 @@ def test_kinds_other_fields_and_the_rest_of_the_body_stay_in_the_key():
 def test_a_whole_number_is_not_padded_with_a_fraction():
     assert rows_of([{"x": [1, 2]}], sequence(pad={"x": 0.5})).fit.why == NOT_PADDABLE
     assert rows_of([{"x": [1, 2.5]}], sequence(pad={"x": 0.5})).fit.units == {"x": b"0.5"}
+    assert rows_of([{"x": [1, 2]}], sequence(pad={"x": 2.0**63})).fit.why == NOT_PADDABLE  # numpy would read floats
+
+
+def test_rows_with_other_inputs_to_pad_are_verified_by_themselves():
+    both, one = rows_of([{"input_ids": [1], "attention_mask": [1]}]), rows_of([{"input_ids": [1]}])
+    assert (one.form, one.fit.why) == (both.form, "")
+    assert one.fit.form != both.fit.form
+    # Longer ones are verified with the others.
+    assert rows_of([{"input_ids": [1] * 9000, "attention_mask": [1] * 9000}]).fit.form == both.fit.form
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=2, max_size=4), st.booleans(), st.booleans())
@@ -423,3 +469,10 @@ def test_a_prediction_that_has_not_the_length_says_so():
     with pytest.raises(WrongRows, match=r"prediction 'y' has 2 elements, but sequence.outputs says") as error:
         v1.split(whole(*pair), [], b'{"predictions":[{"y":[1,2]},{"y":[1,2]}]}')
     assert error.value.reason == WRONG_LENGTH
+
+
+def test_a_prediction_that_cannot_be_taken_apart_is_refused_and_not_left_with_padding():
+    pair = [rows_of([{"x": list(range(length))}], sequence(pad={"x": 0}, outputs=("y",))) for length in (1, 3)]
+    body = b'{"predictions":[{"y":[1,2,3],"z":1,"z":2},{"y":[1,2,3],"z":1}]}'
+    with pytest.raises(WrongRows, match=r"a prediction can't be cut back: .*comes twice"):
+        v1.split(whole(*pair), [], body)

@@ -296,6 +296,12 @@ def test_once_padding_is_refuted_rows_of_one_length_are_verified_by_themselves()
     assert check.key_of(of_length(2).parsed) == of_length(2).parsed.key
 
 
+def test_once_nothing_is_left_to_try_no_request_is_kept():
+    check = fed(of_length(3), of_length(2), check=padding(asserted=True))
+    check.pads_no_more("the answers differ", 0.0)
+    assert (check.settled, check.samples.kept) == (True, [])
+
+
 def test_an_axis_that_is_asserted_leaves_padding_to_be_tried():
     check = fed(of_length(3), of_length(2), check=padding(asserted=True))
     assert check.key_of(of_length(2).parsed) == of_length(2).parsed.key

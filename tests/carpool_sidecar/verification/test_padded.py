@@ -30,17 +30,23 @@ def without_mask(ids, mask):
     return {"last_hidden_state": 2 * ids, "pooled": ids.sum(1, keepdims=True) + ids.shape[1]}
 
 
-def answering(model, calls):
-    """Serve a function of ids and mask in both protocols; ``calls`` gets the shape of each call's input."""
+def answering(model, calls, *, named=True):
+    """Serve a function of ids and mask in both protocols; ``calls`` gets the shape of each call's input.
+
+    ``named``: whether the predictions of V1 are objects; else each is the only output.
+    """
 
     def behave(exchange):
         lines = {name.lower(): value for name, value in exchange.headers}
         if b":predict" in exchange.target:
             rows = json.loads(exchange.body)["instances"]
-            ids, mask = (np.array([row[name] for row in rows]) for name in ("input_ids", "attention_mask"))
+            ids = np.array([row["input_ids"] for row in rows])
+            mask = np.array([row.get("attention_mask", [1] * ids.shape[1]) for row in rows])
             calls.append(ids.shape)
             outputs = model(ids, mask)
             rows = [{name: value[row].tolist() for name, value in outputs.items()} for row in range(len(ids))]
+            if not named:
+                rows = [value for row in rows for value in row.values()]
             exchange.respond(200, [], json.dumps({"predictions": rows}).encode())
             return
         length = lines.get(LENGTH.lower())
@@ -100,7 +106,11 @@ def binary(ids):
     return b"/v2/models/m/infer", text + tail, [(LENGTH, b"%d" % len(text))]
 
 
-ASK = {"v1": v1, "flat": v2, "nested": lambda ids: v2(ids, nested=True), "binary": binary}
+def unmasked(ids):
+    return b"/v1/models/m:predict", json.dumps({"instances": [{"input_ids": row.tolist()} for row in ids]}).encode(), []
+
+
+ASK = {"v1": v1, "unmasked": unmasked, "flat": v2, "nested": lambda ids: v2(ids, nested=True), "binary": binary}
 
 
 def content(answer):
@@ -127,9 +137,9 @@ class Told:
 def encoded(world):
     """Start a sidecar in front of a function of ids and mask; how its requests are made and what they are answered."""
 
-    async def start(model=encoder, *, models=None, policy=None, parameters=FIXED, **fields):
+    async def start(model=encoder, *, models=None, policy=None, parameters=FIXED, named=True, **fields):
         calls: list[tuple[int, ...]] = []
-        behave = answering(model, calls)
+        behave = answering(model, calls, named=named)
         world.model.behave = lambda exchange: asyncio.get_running_loop().call_later(0.001, behave, exchange)
         models = models or [{"name": "m", "sequence": SEQUENCE}]
         world.model.documents[b"/v2/models/m"] = (
@@ -182,7 +192,7 @@ def padding(sidecar):
     return sidecar.driver.verifier.padding(entry_of(sidecar))
 
 
-@pytest.mark.parametrize("protocol", list(ASK))
+@pytest.mark.parametrize("protocol", ["v1", "flat", "nested", "binary"])
 async def test_padded_requests_get_exactly_the_answers_that_they_get_alone(encoded, protocol):
     sidecar, load, _, calls = await encoded()
     told = await load(protocol)
@@ -226,6 +236,54 @@ async def test_a_model_without_a_mask_is_found_out_and_goes_on_with_equal_length
     assert "output" in warning.detail
 
 
+async def test_rows_that_come_without_the_mask_are_not_taken_for_those_that_have_one(encoded):
+    def model(ids, mask):
+        return {"pooled": (ids * mask).sum(1, keepdims=True) + mask.sum(1, keepdims=True)}
+
+    sidecar, load, _, _ = await encoded(model)
+    await load("v1")
+    assert padding(sidecar).startswith("verified")
+    told = [*await load("unmasked"), *await load("unmasked")]
+    assert all(one.same for one in told)
+    # The trial is one of them; those with the mask are padded all the same.
+    assert padding(sidecar).startswith("refuted, so only requests of equal length share a batch: in padded trial batch")
+    before = sidecar.driver.tokens["m"][1]
+    told = await load("v1")
+    assert all(one.same for one in told)
+    assert sidecar.driver.tokens["m"][1] > before
+
+
+async def test_large_rows_that_are_longer_with_padding_are_found_out(encoded):
+    """One output of TensorFlow Serving's, without a name: of its 100 kB of JSON only a part is read in a trial."""
+
+    def model(ids, mask):
+        total = (ids * mask).sum(1, keepdims=True)
+        return {"hidden": np.repeat((ids + total)[..., None] + 0.123456789012, 400, axis=2)}
+
+    models = [{"name": "m", "sequence": {**SEQUENCE, "outputs": []}}]
+    sidecar, load, _, _ = await encoded(model, models=models, named=False)
+    told = [*await load("v1", lengths=(12, 15), rows=(1,)), *await load("v1", lengths=(12, 15), rows=(1,))]
+    assert all(one.same for one in told)
+    assert "in padded trial batch of" in padding(sidecar)
+    assert "4800 elements in 13 arrays alone, 6000 elements in 16 arrays in a batch" in padding(sidecar)
+
+
+@pytest.mark.parametrize("protocol", ["v1", "nested", "flat"])
+async def test_padding_that_only_the_last_position_sees_is_found_out(encoded, protocol):
+    """A convolution without a mask: what follows the last position counts, and it is 7 where nothing does."""
+
+    def model(ids, mask):
+        del mask
+        after = np.concatenate([ids[:, 1:], np.full((len(ids), 1), 7)], axis=1)
+        return {"last_hidden_state": np.repeat((1000 * ids + after)[..., None], 700, axis=2)}
+
+    sidecar, load, _, _ = await encoded(model, named=False)
+    asked = {"lengths": (12, 15), "rows": (1,)}
+    told = [*await load(protocol, **asked), *await load(protocol, **asked)]
+    assert all(one.same for one in told)
+    assert "in padded trial batch of" in padding(sidecar)
+
+
 async def test_an_output_that_the_policy_does_not_name_is_found_out(encoded):
     models = [{"name": "m", "sequence": {**SEQUENCE, "outputs": []}}]
     sidecar, load, _, _ = await encoded(models=models)
@@ -260,6 +318,18 @@ async def test_without_copies_nothing_is_padded_and_that_is_said(encoded):
     assert padding(sidecar).startswith("off: the policy says that requests are not idempotent")
     assert sidecar.driver.tokens["m"][1] == 0
     assert sidecar.driver.unpadded["m", "padding-unverified"] == len(told)
+
+
+@pytest.mark.parametrize("refuted", [False, True])
+async def test_of_a_model_that_is_not_batched_no_padding_is_awaited(encoded, refuted):
+    def model(ids, mask):
+        return {"pooled": ids.sum(1, keepdims=True) + len(ids)}
+
+    models = [{"name": "m", "axis": "Auto" if refuted else "None", "sequence": SEQUENCE}]
+    sidecar, load, _, _ = await encoded(model, models=models)
+    told = [*await load("v1", lengths=(3, 5)), *await load("v1", lengths=(3, 5))]
+    assert all(one.same for one in told)
+    assert padding(sidecar) == "off: requests of this model are not merged"
 
 
 async def test_what_is_longer_than_the_last_bucket_shares_batches_with_its_own_length(encoded):
@@ -387,7 +457,7 @@ async def test_without_room_to_pad_it_a_request_shares_batches_of_its_own_length
 
 async def test_the_tuner_learns_each_bucket_by_itself_and_the_batcher_plans_with_it(encoded):
     sidecar, load, _, _ = await encoded(parameters={})
-    for _ in range(20):
+    for _ in range(200):  # it takes some seconds of measurements, whatever the host has to do: 12 to 21 loads when idle
         await load("v1", lengths=(3, 5, 30))
         estimate = sidecar.batcher.model("m").belief.estimate
         if estimate is not None and estimate.buckets:
