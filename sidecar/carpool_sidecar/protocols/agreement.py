@@ -258,7 +258,7 @@ def _texts(output: str, alone: bytes, batched: bytes, limit: int, tolerance: Tol
     except _TooLarge:
         return _unread(len(alone), len(batched))
     # Of what is not read only the size is compared: hidden states may have been padded with their inputs.
-    sizes = [f"{text.count(b',') + 1} elements in {text.count(b'[')} arrays" for text in (alone, batched)]
+    sizes = [f"{text.count(b',') + 1} elements" for text in (alone, batched)]
     if sizes[0] != sizes[1]:
         return sizes[0], sizes[1]
     first, last = min(len(head), len(other_head)), min(len(tail), len(other_tail))

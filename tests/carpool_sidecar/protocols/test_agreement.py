@@ -217,10 +217,9 @@ def test_of_large_rows_that_end_with_texts_the_beginning_is_compared():
 def test_of_large_rows_the_sizes_are_compared_whatever_is_read_of_them(positions):
     short, long = ([[0.5] * 64] * size for size in (1000, positions))
     found = rows_differ(short, long)
-    assert found.alone == "64000 elements in 1001 arrays"
-    assert found.batched == f"{64 * positions} elements in {positions + 1} arrays"
+    assert found.alone == "64000 elements"
+    assert found.batched == f"{64 * positions} elements"
     assert rows_differ(long, short) is not None
-    assert rows_differ(short, [0.5] * 64000).batched == "64000 elements in 1 arrays"
 
 
 def test_large_rows_of_texts_are_equal_or_not():
