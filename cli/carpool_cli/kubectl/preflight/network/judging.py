@@ -215,8 +215,11 @@ def _egress(subject: Subject, pod: Json, found: Ports, near: Around, addresses: 
     )
     for rule in rules:
         was = _named_before(found, named) if rule.covers(found.model, named) else named
-        model = _may_send(rule, rules, found.model, was, anywhere)
-        data = _may_send(rule, rules, found.data, named, anywhere)
+        # What an administrator's rule leaves to later tiers is for those: they refuse one port as they do the other.
+        leaves = rule.passes and isinstance(rule, admin.AdminRule)
+        until = [each for each in rules if each.tier <= rule.tier] if leaves else rules
+        model = _may_send(rule, until, found.model, was, anywhere)
+        data = _may_send(rule, until, found.data, named, anywhere)
         message, sure = _cut_off(rule, rules, found, named, model=model, data=data)
         if not message:
             continue

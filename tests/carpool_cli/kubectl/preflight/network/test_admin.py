@@ -232,6 +232,13 @@ def test_an_open_baseline_lets_callers_send():
     assert codes(around(admin=[sending(rule("Allow", 9000), rule("Deny"), of=baseline)])) == [BREAKS]
 
 
+def test_what_is_left_to_an_open_or_closed_baseline_is_no_finding():
+    """A pass for the model's port, and a baseline that denies all: it is for namespaces to open both ports."""
+    closed = sending(rule("Deny"), of=baseline)
+    assert codes(around(admin=[sending(rule("Pass", 9000)), closed])) == []
+    assert codes(around(admin=[sending(rule("Pass", 9000), rule("Deny")), closed])) == [BREAKS]
+
+
 def test_of_two_policies_the_first_decides_for_the_same_callers():
     first = sending(rule("Deny", 9000, 14080), priority=1)
     second = sending(rule("Deny", 9000), name="b", priority=2)
