@@ -42,6 +42,8 @@ What to change from earlier charts:
   With source Prometheus and an interval of 15s or more, remove the field: it then follows the interval.
 - The alert `CarpoolSLOMissed` became `CarpoolSLOBurnsFast` and `CarpoolSLOBurnsSlowly`, which go by the policy's own
   quantile.
+- Injectors pull the sidecar's image first (`sidecar.checkImage`). Where the release's namespace may not pull it, or its
+  nodes don't have it, new injectors wait, the old ones go on, and an upgrade with `--wait` fails: set it to false.
 - A sidecar image that you pin (`sidecar.image.tag`, `sidecar.image.digest`) may be older than the chart: it ignores the
   fields that it does not know, and names them in its log. Images that were built before 2026-11-26 refuse them, and
   their pods don't get ready: pin a newer one, or leave both values empty.

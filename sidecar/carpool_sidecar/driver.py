@@ -314,7 +314,7 @@ class Driver:
                 key = self._padded_key(exchange, entry, parsed, parsed.fit, key, check)
         if reason is not None:
             self._note_alone(entry, reason, parsed.why)
-        elif (apart := self._kept_apart(entry, exchange.peer)) is not None:
+        elif (apart := self._kept_apart(entry, exchange.peer, parsed.rows)) is not None:
             self._note_alone(entry, apart, KEPT_APART[apart])
         if facts.key != entry.headers:
             self._note_fragments(entry, facts.key)
@@ -634,12 +634,14 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------------- notes
 
-    def _kept_apart(self, entry: Entry, caller: str | None) -> str | None:
+    def _kept_apart(self, entry: Entry, caller: str | None, rows: int) -> str | None:
         """Say why the Batcher merges nothing of a request that may be merged; None: it does."""
-        isolation = self.batcher.model(entry.lane).isolation
-        if isolation.quarantined:
+        state = self.batcher.model(entry.lane)
+        if state.isolation.quarantined:
             return "quarantined"
-        return "failing-caller" if caller in isolation.suspects.left else None
+        suspects = state.isolation.suspects.left
+        # One that is larger than a batch is cut, and its rows are merged, whatever its caller.
+        return "failing-caller" if suspects and caller in suspects and rows <= state.cap else None
 
     def _note_alone(self, entry: Entry, reason: str, why: str) -> None:
         key = (entry.lane, reason)

@@ -151,7 +151,7 @@ def run(
     set_up(config.log)
     if ignored:
         logging.getLogger("carpool").error(
-            "fields of the configuration are ignored: this sidecar is older than what wrote them; use its version",
+            "fields of the configuration are ignored: they are mistyped, or newer than this sidecar",
             extra={"fields": ", ".join(ignored)},
         )
     raise_limit()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import uvloop
 
+from carpool_sidecar.admin.health import UNASKED
 from carpool_sidecar.config.settings import parse
 from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.messages import content_length, encode_request_head, find
@@ -239,7 +240,7 @@ class World:
         sidecar = Sidecar(config, path, key)
         await sidecar.start()
         self.sidecars.append(sidecar)
-        await until(lambda: sidecar.health.reason != "the model has not been asked yet")
+        await until(lambda: sidecar.health.reason != UNASKED)
         return sidecar
 
     def client(self, address):

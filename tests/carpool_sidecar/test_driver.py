@@ -297,6 +297,17 @@ async def test_requests_that_are_not_batched_since_one_of_their_caller_failed_ar
     assert sidecar.driver.alone == {("m", "failing-caller"): 3}
 
 
+async def test_a_request_larger_than_a_batch_is_cut_and_not_counted_as_kept_apart(world):
+    echo = world.model.behave
+    sidecar, client = await world.start(parameters={"*": {"maxBatch": 2}})
+    world.model.behave = lambda exchange: exchange.respond(500, [], b"{}")
+    assert (await client.predict(b"0")).status == 500
+    world.model.behave = echo
+    assert (await client.predict(b"1,2,3")).json == {"predictions": [1, 2, 3]}
+    assert [len(call.rows) for call in world.model.received] == [1, 2, 1]
+    assert sidecar.driver.alone == {}
+
+
 async def test_a_request_in_parts_whose_answers_are_no_json_is_sent_whole_and_costs_nobody_their_batches(world):
     sidecar, client = await world.start(parameters={"*": {"maxBatch": 2}})
     echo, world.model.behave = world.model.behave, lambda exchange: exchange.respond(200, [], b'{"predictions":[NaN]}')

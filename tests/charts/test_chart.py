@@ -147,11 +147,14 @@ def test_an_injector_starts_once_the_sidecar_s_image_does(helm, digest):
     assert check["image"] == argument.partition("=")[2]
     assert (check["args"], check["imagePullPolicy"]) == (["--version"], "Always")
     assert check["securityContext"] == spec["containers"][0]["securityContext"]
+    (mount,) = check["volumeMounts"]
+    assert mount["mountPath"] == "/var/run/secrets/kubernetes.io/serviceaccount"  # where its token would be
+    assert {"name": mount["name"], "emptyDir": {}} in spec["volumes"]
     assert spec["imagePullSecrets"] == [{"name": "registry"}, {"name": "team"}]
     assert found["carpool-operator"]["imagePullSecrets"] == [{"name": "registry"}]
     assert "initContainers" not in found["carpool-operator"]
     unchecked = {name: spec for name, _, spec in pods(helm.render({"sidecar": {"checkImage": False}}))}
-    assert "initContainers" not in unchecked["carpool-injector"]
+    assert not {"initContainers", "volumes"} & unchecked["carpool-injector"].keys()
 
 
 def test_the_commands_take_their_arguments(objects):

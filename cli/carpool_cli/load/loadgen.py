@@ -11,6 +11,7 @@ import asyncio
 import math
 import time
 from array import array
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from carpool.learning.arrivals import Gamma, Poisson, until
@@ -37,7 +38,7 @@ COMPLAINT = 200
 """Bytes kept of an answer that is an error."""
 
 MAX_COMPLAINTS = 32
-"""Errors told apart by what they say; servers write times and names of requests into them."""
+"""Errors of one status told apart by what they say; servers write times and names of requests into them."""
 
 
 class Recording(NamedTuple):
@@ -57,7 +58,7 @@ class Recording(NamedTuple):
     """Wall time from the start to the last answer."""
     most_outstanding: int
     complaints: Sequence[str] = ()
-    """How answers with another status than 2xx began, each text once."""
+    """How answers with another status than 2xx began, each text once for each status."""
     complained: Sequence[int] = ()
     """For each request the place of its answer's text in ``complaints``, counted from 1; 0: none was kept."""
     stopped_at: float | None = None
@@ -135,8 +136,9 @@ class LoadGenerator:
         self._status = array("h", bytes(2 * len(due)))
         self._outstanding: dict[int, Call] = {}
         self._most_outstanding = 0
-        self._complaints: dict[str, int] = {}  # their place, counted from 1
-        self._complained = array("B", bytes(len(due)))
+        self._complaints: dict[tuple[int, str], int] = {}  # by status and text, their place, counted from 1
+        self._texts: Counter[int] = Counter()  # by status
+        self._complained = array("H", bytes(2 * len(due)))
         self._started = 0.0
         self._settled = asyncio.Event()
         self._sending: asyncio.Task[None] | None = None
@@ -182,7 +184,7 @@ class LoadGenerator:
                 cpu_seconds,
                 seconds,
                 self._most_outstanding,
-                list(self._complaints),
+                [text for _, text in self._complaints],
                 self._complained,
             )
         ended = [index for index, status in enumerate(self._status) if status]
@@ -195,7 +197,7 @@ class LoadGenerator:
             cpu_seconds,
             seconds,
             self._most_outstanding,
-            list(self._complaints),
+            [text for _, text in self._complaints],
             [self._complained[index] for index in ended],
             self._stopped_at,
             left_out,
@@ -232,11 +234,13 @@ class LoadGenerator:
         if not self._outstanding:
             self._settled.set()
 
-    def complain(self, index: int, body: bytes) -> None:
+    def complain(self, index: int, status: int, body: bytes) -> None:
         """Keep what an answer that is none says."""
-        text = " ".join(body[:COMPLAINT].decode("utf-8", "replace").split())
-        if text and (text in self._complaints or len(self._complaints) < MAX_COMPLAINTS):
-            self._complained[index] = self._complaints.setdefault(text, len(self._complaints) + 1)
+        said = status, " ".join(body[:COMPLAINT].decode("utf-8", "replace").split())
+        if said not in self._complaints and said[1] and self._texts[status] < MAX_COMPLAINTS:
+            self._texts[status] += 1
+            self._complaints[said] = len(self._complaints) + 1
+        self._complained[index] = self._complaints.get(said, 0)
 
     def verify(self, index: int, headers: Headers, body: bytes) -> None:
         """Check a good answer, where that was asked for; its time has been taken already."""
@@ -259,7 +263,7 @@ class _Shot:
         if status == 200:
             self._generator.verify(self._index, headers, bytes(body))
         elif not 200 <= status < 300:
-            self._generator.complain(self._index, bytes(body[:COMPLAINT]))
+            self._generator.complain(self._index, status, bytes(body[:COMPLAINT]))
 
     def failed(self, error: UpstreamError) -> None:
         self._generator.settle(self._index, -1 - FAILURES.index(error.kind))

@@ -208,8 +208,10 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
 def by_status(said: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
     """Sort texts of errors by their status, the most frequent first."""
     found: dict[str, dict[str, int]] = {}
-    for (name, text), count in said.most_common(MAX_COMPLAINTS):
-        found.setdefault(name, {})[text] = count
+    for (name, text), count in said.most_common():
+        texts = found.setdefault(name, {})
+        if len(texts) < MAX_COMPLAINTS:
+            texts[text] = count
     return found
 
 

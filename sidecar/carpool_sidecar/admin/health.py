@@ -20,7 +20,7 @@ INTERVAL = 1.0
 AGAIN = 30.0
 """Seconds between two questions of V2 to a server that does not speak it: the question may run its model."""
 
-UNASKED = "the model has not been asked yet"
+UNASKED = "the model has not answered yet"
 
 
 class Patience:
@@ -77,9 +77,11 @@ class Health:
         """Look at the model until cancelled."""
         while True:
             began = self._clock()
-            self.observe(await self.look())
-            # An answer that takes seconds is work: the model has at most half of its time to do it.
-            await asyncio.sleep(max(INTERVAL, self._clock() - began))
+            answer = await self.look()
+            self.observe(answer)
+            # An answer that takes seconds is work: the model has at most half of its time to do it. One that does not
+            # come says nothing of work, and a pod is not to wait twice for it.
+            await asyncio.sleep(max(INTERVAL, self._clock() - began) if answer.status else INTERVAL)
 
     async def look(self) -> Document:
         """Ask whether the model is ready; of a server that does not speak V2, only whether it is there."""

@@ -93,6 +93,18 @@ async def test_what_errors_say_is_bounded():
     assert sorted(recording.complained) == [0, 0, *range(1, MAX_COMPLAINTS + 1)]
 
 
+async def test_a_status_keeps_what_it_says_whatever_others_say():
+    class Numbering(Answering):
+        def request(self, exchange):
+            self.seen.append(exchange.body)
+            last = len(self.seen) > MAX_COMPLAINTS + 1
+            exchange.respond(503 if last else 500, [], b"gone" if last else b"request %d" % len(self.seen))
+
+    recording = await load(Numbering(500), due=[0.0] * (MAX_COMPLAINTS + 2))
+    (gone,) = [index for index, status in enumerate(recording.status) if status == 503]
+    assert recording.complaints[recording.complained[gone] - 1] == "gone"
+
+
 async def test_a_wrong_echo_is_a_mismatch():
     recording = await load(Answering(200), verify=True)
     assert [FAILURES[-1 - status] if status < 0 else status for status in recording.status] == [200, "mismatch", 200]

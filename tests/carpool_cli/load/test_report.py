@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from carpool_cli.load.loadgen import FAILURES, Recording
-from carpool_cli.load.report import nearest_rank, percentiles, problems, summarize
+from carpool_cli.load.loadgen import FAILURES, MAX_COMPLAINTS, Recording
+from carpool_cli.load.report import by_status, nearest_rank, percentiles, problems, summarize
 from carpool_sidecar.tuning.stalls import Stall
 
 
@@ -65,6 +67,12 @@ def test_errors_of_one_status_are_told_apart_by_what_they_say():
         f"  1 of them: {late}",
         "status 500: 1 from POST u; the first: CUDA",
     ]
+
+
+def test_a_rare_status_is_shown_beside_one_of_many_texts():
+    many = Counter({("500", f"request {index}"): 2 for index in range(2 * MAX_COMPLAINTS)})
+    found = by_status(many + Counter({("503", "gone"): 1}))
+    assert (len(found["500"]), found["503"]) == (MAX_COMPLAINTS, {"gone": 1})
 
 
 def test_the_warm_up_does_not_count():

@@ -358,16 +358,23 @@ async def test_hang_ups_at_a_path_that_somebody_named_end_a_failure():
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize(("takes", "times"), [(0.25, [0, 1.25, 2.5]), (8.0, [0, 16, 32])])
-async def test_an_answer_that_takes_seconds_is_asked_for_half_of_the_time(takes, times):
-    """SGLang's ``/health_generate`` generates."""
+@pytest.mark.parametrize(
+    ("takes", "answer", "times"),
+    [
+        (0.25, Document(200), [0, 1.25, 2.5]),
+        (8.0, Document(200), [0, 16, 32]),
+        (60.0, SILENT, [0, 61, 122]),
+    ],
+)
+async def test_an_answer_that_takes_seconds_is_asked_for_half_of_the_time(takes, answer, times):
+    """SGLang's ``/health_generate`` generates. One that does not come in time is asked for at once, as kubelets do."""
     server, loop = Server({}, readiness=READY), asyncio.get_running_loop()
     asked, began = [], loop.time()
 
     async def ask(_):
         asked.append(round(loop.time() - began, 3))
         await asyncio.sleep(takes)
-        return Document(200)
+        return answer
 
     server.ask = ask
     health = made(server, loop.time)
@@ -375,4 +382,4 @@ async def test_an_answer_that_takes_seconds_is_asked_for_half_of_the_time(takes,
     await asyncio.sleep(times[-1] + 0.1)
     looking.cancel()
     assert asked == times
-    assert health.ready
+    assert health.ready is (answer.status == 200)

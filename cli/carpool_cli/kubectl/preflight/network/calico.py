@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
-from math import inf
+from math import inf, nextafter
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool_cli.kubectl.preflight.findings import json_patch
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
 
 PORTS, NOT_PORTS = "ports", "notPorts"
+
+LAST = 1e300
+"""Place of a tier without a number; there may be several."""
 
 ADMITTING = frozenset({"Allow", "Pass"})
 """Actions by which a connection goes on. ``Pass`` leaves it to the next tier."""
@@ -187,10 +190,16 @@ def tiers_of(near: Around) -> dict[str, tuple[float, bool]]:
         "adminnetworkpolicy": (ADMIN, False),
         "baselineadminnetworkpolicy": (BASELINE, False),
     }
+    read = {}
     for tier in near.tiers:
         spec = tier.get("spec") or {}
         with suppress(ValueError, TypeError):
-            found[tier["metadata"]["name"]] = _order(spec), spec.get("defaultAction") != "Pass"
+            read[tier["metadata"]["name"]] = _order(spec), spec.get("defaultAction") != "Pass"
+    # Of equals names decide. Where Calico's own have no number, as before 3.29, they are where NetworkPolicies are.
+    place = -inf
+    for name, (order, closes) in sorted(read.items(), key=lambda each: (each[1][0], each[0])):
+        place = max(min(order, LAST), nextafter(place, inf))
+        found[name] = found[name][0] if name in found else place, closes
     return found
 
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, json_patch
 from carpool_cli.kubectl.preflight.network import admin, calico, cilium, kubernetes
 from carpool_cli.kubectl.preflight.network.rules import DEFAULT
-from carpool_cli.kubectl.preflight.network.tiers import decides, gets_in, is_let_in_before, reached, tiers_of
+from carpool_cli.kubectl.preflight.network.tiers import (
+    decides,
+    gets_in,
+    is_let_in_before,
+    may_be_refused_later,
+    reached,
+    tiers_of,
+)
 from carpool_cli.kubectl.preflight.scene import NAME, OPERATOR, peer_of
 from carpool_operator.api.annotations import INJECTED
 from carpool_operator.injector.bypass import named_ports
@@ -86,10 +93,16 @@ def _treated_otherwise(tiers: list[Tier], pod: Json, found: Ports) -> Iterator[F
         words = _differs(rule, found, named)
         if not words:
             continue
-        port, other = (found.model, found.data) if rule.covers(found.model, named) else (found.data, found.model)
-        does_decide, sure = decides(tiers, rule, port, named)
-        get_in, surely = gets_in(tiers, rule, port, other, named)
-        if does_decide and get_in and not rule.denies and is_let_in_before(tiers, rule, other, named):
+        if rule.covers(found.model, named):
+            before = _named_before(found, named)
+            does_decide, sure = decides(tiers, rule, found.model, before)
+            get_in, surely = gets_in(tiers, rule, found.model, found.data, named, before)
+            left = may_be_refused_later(tiers, rule, found.model, before)
+        else:
+            does_decide, sure = decides(tiers, rule, found.data, named)
+            get_in, surely = gets_in(tiers, rule, found.data, found.model, named)
+            left = False
+        if does_decide and get_in and left and is_let_in_before(tiers, rule, found.data, named):
             words = (
                 f"leaves port {found.model} to later policies and not {found.data}, at which the sidecar is: callers "
                 "that those keep out would get in"
@@ -124,6 +137,11 @@ def _differs(rule: Rule, found: Ports, named: dict[str, int]) -> str:
                 "out would get in"
             )
     return ""
+
+
+def _named_before(found: Ports, named: dict[str, int]) -> dict[str, int]:
+    """Return a pod's ports by name as they are without a sidecar: what is named for the sidecar was the model's."""
+    return {name: found.model if port == found.data else port for name, port in named.items()}
 
 
 def _by_name(rule: Rule, found: Ports) -> bool:
@@ -196,7 +214,12 @@ def _egress(subject: Subject, pod: Json, found: Ports, near: Around, addresses: 
         key=lambda rule: (rule.tier, rule.order),
     )
     for rule in rules:
-        model, data = (_may_send(rule, rules, port, named, anywhere) for port in (found.model, found.data))
+        was = _named_before(found, named) if rule.covers(found.model, named) else named
+        # What an administrator's rule leaves to later tiers is for those: they refuse one port as they do the other.
+        leaves = rule.passes and isinstance(rule, admin.AdminRule)
+        until = [each for each in rules if each.tier <= rule.tier] if leaves else rules
+        model = _may_send(rule, until, found.model, was, anywhere)
+        data = _may_send(rule, until, found.data, named, anywhere)
         message, sure = _cut_off(rule, rules, found, named, model=model, data=data)
         if not message:
             continue

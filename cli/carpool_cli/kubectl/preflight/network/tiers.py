@@ -104,11 +104,14 @@ def decides(tiers: list[Tier], rule: Rule, port: int, named: dict[str, int]) -> 
     return False, True
 
 
-def gets_in(tiers: list[Tier], rule: Rule, port: int, other: int, named: dict[str, int]) -> tuple[bool, bool]:
+def gets_in(
+    tiers: list[Tier], rule: Rule, port: int, other: int, named: dict[str, int], was: dict[str, int] | None = None
+) -> tuple[bool, bool]:
     """Return whether callers that a rule is for, of a port that it is for, get to the other one, and whether surely.
 
     Those that it keeps out of the first get in as soon as another rule admits some of them; those that it lets in are
-    to get in there as well, all of them.
+    to get in there as well, all of them. ``was``: of the model's port, the ports by name as they are without a sidecar;
+    rules that admit that one are taken to admit the sidecar's, too, as they will once they are put right.
     """
     sure, some, behind = True, False, False
     admitted = maybe = False
@@ -121,15 +124,16 @@ def gets_in(tiers: list[Tier], rule: Rule, port: int, other: int, named: dict[st
                 continue
             covers = each.covers(other, named)
             if rule.denies and not each.denies:
-                if not behind and not each.passes and each.covers(port, named):
+                admits = each.covers(port, named if was is None else was)
+                if not behind and not each.passes and admits:
                     continue  # whom it admits the rule never sees
-                # One that admits the model's port admits the sidecar's, too, as soon as it is put right.
-                covers = covers or each.covers(port, named)
+                covers = covers or (admits and was is not None)
                 some = some or covers
                 admitted = admitted or (covers and each.certain and rule.includes(each))
                 maybe = maybe or (covers and type(each) is not type(rule))
             if not covers or not each.includes(rule):
-                if behind and covers and each.denies and each.certain and not rule.denies and rule.includes(each):
+                narrower = behind and covers and each.denies and each.certain and rule.includes(each)
+                if narrower and not rule.denies and decides(tiers, each, other, named)[0]:
                     return False, sure
                 goes_on = goes_on or (covers and each.passes and tier.place < rule.tier)
             elif not each.certain:
@@ -146,11 +150,28 @@ def gets_in(tiers: list[Tier], rule: Rule, port: int, other: int, named: dict[st
     return True, sure
 
 
+def may_be_refused_later(tiers: list[Tier], rule: Rule, port: int, named: dict[str, int]) -> bool:
+    """Whether later tiers may keep callers from a port that a rule leaves to those."""
+    for tier in tiers:
+        if not rule.passes or tier.place <= rule.tier:
+            continue
+        for each in tier.rules:
+            if not each.covers(port, named):
+                continue
+            if each.denies:
+                return True
+            if each.certain and each.includes(rule):
+                if each.passes:
+                    break
+                return False
+        else:
+            if tier.closing:
+                return True
+    return False
+
+
 def is_let_in_before(tiers: list[Tier], rule: Rule, port: int, named: dict[str, int]) -> bool:
-    """Whether callers that a rule leaves to later tiers are admitted to a port by its own, where those may refuse."""
-    later = [tier for tier in tiers if tier.place > rule.tier]
-    if not rule.passes or not any(tier.closing or any(each.denies for each in tier.rules) for tier in later):
-        return False
+    """Whether callers that a rule leaves to later tiers are admitted to a port by its own."""
     rules = next(tier.rules for tier in tiers if tier.place == rule.tier)
     for each in rules[rules.index(rule) + 1 :]:
         if each.covers(port, named) and each.certain:

@@ -43,6 +43,8 @@ def admits(*ports, callers=()):
     return {"metadata": {"name": "p"}, "spec": {"podSelector": {}, "ingress": rules}}
 
 
+TEAM_S = {"namespaceSelector": {"matchLabels": {"team": "a"}}}
+"""As a NetworkPolicy has it."""
 RANGE = {"ports": [{"portRange": {"protocol": "TCP", "start": 8000, "end": 9999}}]}
 NAMED = {"ports": [{"namedPort": "http"}]}
 
@@ -140,10 +142,40 @@ def test_it_decides_before_the_namespace_s_own_policies(rules, policies, breaks)
 )
 def test_what_is_passed_on_may_be_refused_then(rules, told):
     """By the namespace's own policy, which the rule behind keeps from being asked about the sidecar's port."""
-    found = all_of(around(policies=[admits("http")], admin=[policy(*rules)]))
+    for_some = [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "web"}}}]
+    found = all_of(around(policies=[admits("http", callers=for_some)], admin=[policy(*rules)]))
     assert [(each.code, "leaves port 9000 to later policies" in each.message) for each in found] == [
         (BREAKS, True)
     ] * told
+    for open_to_all in (admits("http"), admits()):
+        assert codes(around(policies=[open_to_all], admin=[policy(*rules)])) == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "policies", "breaks"),
+    [
+        ([rule("Allow", **NAMED), rule("Deny", 9000)], [], 0),
+        ([rule("Allow", peer=TEAM, **NAMED), rule("Deny", 9000, peer=FRONT)], [], 0),
+        ([rule("Allow", peer=FRONT, **NAMED), rule("Deny", 9000, peer=TEAM)], [], 1),
+        ([rule("Pass", peer=TEAM, **NAMED), rule("Allow")], [admits(9000, callers=[TEAM_S])], 1),
+    ],
+)
+def test_a_port_by_its_name_was_the_model_s(rules, policies, breaks):
+    """It is the sidecar's now; callers were let in, or left to the namespace's policy, by that name all the same."""
+    for of in (policy,) if policies else (policy, baseline):
+        assert codes(around(policies=policies, admin=[of(rule("Allow", 14090), *rules)])) == [BREAKS] * breaks
+
+
+def test_callers_that_a_rule_lets_in_first_are_not_kept_out_behind_it():
+    rules = [rule("Allow", 9000, 14080, peer=FRONT), rule("Allow", 9000), rule("Deny", 9000, 14080, peer=FRONT)]
+    assert codes(around(admin=[policy(*rules)])) == []
+
+
+def test_who_is_denied_the_sidecar_s_port_gets_in_only_where_the_model_s_is_open():
+    """The namespace's policy admits the port by its name: nobody gets to the model's number."""
+    denied = policy(rule("Deny", peer=FRONT, **NAMED))
+    assert codes(around(policies=[admits("http")], admin=[denied])) == []
+    assert codes(around(policies=[admits("http", 9000)], admin=[denied])) == [BREAKS]
 
 
 def test_the_baseline_is_for_pods_that_no_policy_selects():
@@ -188,6 +220,7 @@ def sending(*rules, of=policy, **said):
         ([rule("Deny", 9000, peer=FRONT)], []),
         ([rule("Deny", 9000, peer={"nodes": {}})], []),
         ([rule("Deny", **NAMED)], [Effect.BREAKS]),
+        ([rule("Allow", **NAMED), rule("Deny", 9000)], []),
     ],
 )
 def test_callers_that_it_selects_are_compared_too(rules, effects):
@@ -197,6 +230,13 @@ def test_callers_that_it_selects_are_compared_too(rules, effects):
 def test_an_open_baseline_lets_callers_send():
     assert codes(around(admin=[sending(rule("Allow", 9000), of=baseline)])) == []
     assert codes(around(admin=[sending(rule("Allow", 9000), rule("Deny"), of=baseline)])) == [BREAKS]
+
+
+def test_what_is_left_to_an_open_or_closed_baseline_is_no_finding():
+    """A pass for the model's port, and a baseline that denies all: it is for namespaces to open both ports."""
+    closed = sending(rule("Deny"), of=baseline)
+    assert codes(around(admin=[sending(rule("Pass", 9000)), closed])) == []
+    assert codes(around(admin=[sending(rule("Pass", 9000), rule("Deny")), closed])) == [BREAKS]
 
 
 def test_of_two_policies_the_first_decides_for_the_same_callers():

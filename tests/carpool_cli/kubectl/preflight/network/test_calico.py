@@ -305,6 +305,24 @@ def test_network_policies_are_in_the_default_tier_behind_an_order_of_1000():
         assert codes(near) == ([BREAKS] if breaks else [])
 
 
+@pytest.mark.parametrize("order", [5, None])
+def test_of_tiers_with_the_same_order_names_decide(order):
+    first = policy(ADMIN_PASSES, allow(9000, action="Pass"), name="first", tier="x")
+    second = policy(ALL, name="second", tier="y")
+    assert codes(around(calico=[second, first], tiers=(tier("y", order), tier("x", order)))) == [BREAKS]
+    assert codes(around(calico=[second, first], tiers=(tier("y", order), tier("z", order)))) == ["NotLookedAt"]
+    first["spec"]["tier"] = "z"
+    assert codes(around(calico=[second, first], tiers=(tier("y", order), tier("z", order)))) == []
+
+
+@pytest.mark.parametrize("order", [1_000_000, None])
+def test_the_default_tier_has_network_policies_in_it_whatever_its_order(order):
+    """Before Calico 3.29 it has no number."""
+    by_name = {"metadata": {"name": "q"}, "spec": {"podSelector": {}, "ingress": [{"ports": [{"port": "http"}]}]}}
+    near = around(policies=[by_name], calico=[policy(ADMIN)], tiers=(tier("default", order), tier("security", 100)))
+    assert codes(near) == []
+
+
 def test_a_policy_of_a_tier_whose_place_is_not_known_is_named_and_hides_no_other():
     for tiers in ((), (tier("security", "first"),)):
         near = around(calico=[policy(allow(9000), tier="security"), policy(allow(9000), ADMIN, name="d")], tiers=tiers)
