@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from random import Random
 
 import click
 import pytest
@@ -19,6 +20,7 @@ from generation.figures import Played, Row  # noqa: E402 - likewise
 from generation.rivals import Aimd  # noqa: E402 - likewise
 from generation.world import PROFILES, scenarios  # noqa: E402 - likewise
 
+from carpool.generation.engine import Engine, Sequence  # noqa: E402 - likewise
 from carpool.generation.gate import Limits  # noqa: E402 - likewise
 from carpool.generation.profiles import EngineProfile, Linear  # noqa: E402 - likewise
 from carpool.generation.requests import Request, Slo  # noqa: E402 - likewise
@@ -152,6 +154,21 @@ def test_the_bound_of_requests_that_need_the_whole_engine_is_what_fits(monkeypat
     each = built.profile.step.prompt_token * 10_000
     assert 60 / each - 2 < 60 * bound.most(built) <= 62.1 / each
     assert bound.most(built) < 0.8 * figures.offered(built)
+
+
+def test_a_request_takes_no_less_than_its_part_of_an_engine_that_is_full_all_the_time(monkeypatch):
+    # As many as may decode at once, of the same lengths, all prompts before: no step has room for another sequence.
+    monkeypatch.setattr(world, "lengths_of", lambda kind: Lengths([(8000, 400)] * 100, kind))
+    built = world.build(next(each for each in scenarios() if each.name == "8b-a100-2"), 0)
+    built = built._replace(profile=replace(built.profile, prefill="first", max_running=32))
+    engine, now = Engine(built.profile, Random(0)), 0.0
+    for key in range(32):
+        engine.submit(Sequence(key, 8000, 400))
+    while (progress := engine.run(now)) is not None:
+        now = progress.end
+    least = 32 * bound.work_of(built, built.profile.step).cost[0]
+    # Steps of prompts have a base of their own, and read what they cached.
+    assert 0.95 * now < least < now
 
 
 def test_measured_tables_have_no_bound(monkeypatch):

@@ -46,7 +46,7 @@ class GateState(Struct, frozen=True, rename="camel", kw_only=True):
     kv_size: float | None
     """Tokens that the KV cache holds, as far as it is known."""
     limit: float | None = None
-    """Requests with the engine at which TPOT reaches what is planned with, for requests like the last ones; ``None``
+    """Sequences in the engine at which TPOT reaches what is planned with, for requests like the last ones; ``None``
     while unknown."""
     capacity: float | None = None
     """Requests per second that the engine carries within the targets; ``None`` while unknown."""

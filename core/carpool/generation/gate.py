@@ -138,10 +138,12 @@ class Gate:
 
     def choice_ended(self, request: Request, now: float) -> list[Action]:
         """Note the end of a choice of a request that has more of them; the last one ends the request."""
-        if request.state is not State.DECODING or request.sequences < 2:
+        if request.sequences < 2:
             return []
-        self._queue(request).tenant(request.tenant).decodes(-1, self.meter.steps)
-        self.meter.choice_ended(request)
+        if request.state is State.DECODING:
+            self._queue(request).tenant(request.tenant).decodes(-1, self.meter.steps)
+            self.meter.choice_ended(request)
+        request.sequences -= 1
         return self.poll(now)
 
     def ended(self, request: Request, now: float, output_tokens: int, *, complete: bool = True) -> list[Action]:
@@ -176,7 +178,7 @@ class Gate:
     def carries(self) -> Carried | None:
         """Return what the engine carries within the targets, as far as it is learned.
 
-        None before enough answers have ended, or without a target for TPOT.
+        None before enough answers have ended and the step model has learned, or without a target for TPOT.
         """
         load = self.calibration.load()
         if load is None or self.slo.tpot == inf:

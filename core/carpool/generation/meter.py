@@ -136,7 +136,6 @@ class Meter:
 
     def choice_ended(self, request: Request) -> None:
         """Count a choice that has ended before others of a request that decodes."""
-        request.sequences -= 1
         self.decoding -= 1
         self.kv = max(0.0, self.kv - self.generated(request))
 

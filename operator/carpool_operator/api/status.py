@@ -258,7 +258,7 @@ class TokenStreamsStatus(Said, frozen=True, kw_only=True):
     queued: int
     """Requests that wait before them."""
     limit: int | None = None
-    """Requests that one engine may have at once within the targets, as learned."""
+    """Sequences that one engine may have at once within the targets, as learned."""
     recommended: EngineLimits | None = None
     """For engines without a sidecar, with `tuning.mode: Recommend` and metrics from Prometheus."""
 

@@ -138,7 +138,7 @@ OF_POLICIES = (
         "carpool_target_streams_limit",
         "gauge",
         ("policy_namespace", "policy", "kind", "target"),
-        "Requests that one engine may have at once within the targets, likewise",
+        "Sequences that one engine may have at once within the targets, likewise",
     ),
 )
 """Of each policy, from the leader alone: names are whole. A scrape adds the operator's own namespace as `namespace`."""

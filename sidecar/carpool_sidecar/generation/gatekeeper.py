@@ -124,11 +124,11 @@ class Gatekeeper:
         """Note the end of one of a stream's choices, unless it is the last."""
 
         def event(gate: Gate, now: float) -> list[Action]:
-            self._seen.streams -= 1
+            self._seen.streams -= ticket.state is State.DECODING
             return gate.choice_ended(waiting.ticket, now)
 
         ticket = waiting.ticket
-        if ticket.state is State.DECODING and ticket.sequences > 1 and waiting.streams and ticket.key in self._admitted:
+        if ticket.sequences > 1 and waiting.streams and ticket.key in self._admitted:
             self._ask(event)
 
     def ended(self, waiting: Waiting, output_tokens: int, *, complete: bool) -> None:

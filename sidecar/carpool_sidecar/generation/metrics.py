@@ -57,7 +57,7 @@ METRICS = (
         "generation_limit",
         "gauge",
         (),
-        "Requests with the engine at which the time per output token reaches what the gate plans with",
+        "Sequences in the engine at which the time per output token reaches what the gate plans with",
     ),
     Metric(
         "generation_capacity_requests_per_second",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
-from msgspec import MsgspecError, Struct, json
+from msgspec import MsgspecError, Raw, Struct, json
 
 if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Buffer
@@ -20,6 +20,9 @@ MOST_EMBEDDED = 64
 
 MOST_CHOICES = 128
 """Answers to one request; OpenAI's own limit."""
+
+LONGEST_NUMBER = 32
+"""Bytes of a number that is read."""
 
 PIECE = 65_536
 """Bytes in which one is looked for at a time."""
@@ -54,8 +57,8 @@ class Asked(NamedTuple):
     """What a request asks for.
 
     ``prompt_bytes``: of the body, without embedded images. ``prompt_tokens``: where the prompt is given as token ids.
-    ``flexible``: its caller can wait (OpenAI's ``service_tier: flex``). ``choices``: answers, ``n`` for each prompt.
-    Each is a sequence of the engine.
+    ``flexible``: its caller can wait (OpenAI's ``service_tier: flex``). ``prompts``: in a list of them, and
+    ``choices``: answers, ``n`` for each prompt. Each is a sequence of the engine.
     """
 
     model: str
@@ -64,15 +67,16 @@ class Asked(NamedTuple):
     prompt_bytes: int
     prompt_tokens: int | None
     flexible: bool
+    prompts: int = 1
     choices: int = 1
 
 
 class Several(Struct):
-    """What makes several answers of one request."""
+    """What makes several answers of one request. Nothing is built of it: a list of 10 MB would take seconds."""
 
-    n: Any = None
-    best_of: Any = None
-    prompt: Any = None
+    n: Raw = Raw(b"1")
+    best_of: Raw = Raw(b"1")
+    prompt: Raw = Raw(b"")
 
 
 _OPENAI = re.compile(rb"(?:/openai)?(?:/v[0-9])?/(?:chat/completions|completions|(responses))(?:\?.*)?")
@@ -86,7 +90,8 @@ _MEMBERS = re.compile(
     rb"|max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens|n_predict"
     rb')"\s*:\s*("(?:[^"\\]|\\.){0,256}"|true|false|\d{1,9}(?=[\s,}\]]))'
 )
-_SEVERAL = re.compile(rb'(?<!\\)"(?:(?:n|best_of)"\s*:\s*\d|prompt"\s*:\s*\[\s*["\[])')
+_SEVERAL = re.compile(rb'(?<!\\)"(?:(?:n|best_of)"\s*:\s*"?\d|prompt"\s*:\s*\[\s*["\[])')
+_LIST = re.compile(rb'\[\s*["\[]')
 _IDS = re.compile(rb'(?<!\\)"prompt"\s*:\s*(\[)\s*\d')
 _URL, _DATA = b";base64,", b'"data"'
 _ENCODED = re.compile(rb'"data"\s*:\s*"(?=[A-Za-z0-9+/_-]{256})')
@@ -121,21 +126,31 @@ def read(endpoint: Endpoint, body: Buffer) -> Asked:
         _text_bytes(body),
         _token_ids(body, ends),
         members.get(b"service_tier") == b'"flex"',
-        _choices(body, ends) if endpoint.api is Api.OPENAI else 1,
+        *(_several(body, ends) if endpoint.api is Api.OPENAI else (1, 1)),
     )
 
 
-def _choices(body: Buffer, ends: bytes) -> int:
-    """Count the answers that a request asks for. Only a parser knows whether ``n`` is a member of the body itself."""
+def _several(body: Buffer, ends: bytes) -> tuple[int, int]:
+    """Count prompts, and answers asked for. Only a parser knows whether ``n`` is a member of the body itself."""
     if _SEVERAL.search(ends) is None:
-        return 1
+        return 1, 1
     try:
         found = json.decode(body, type=Several)
+        several = _LIST.match(found.prompt) is not None
+        prompts = len(json.decode(found.prompt, type=list[Raw])) if several else 1
     except (MsgspecError, RecursionError):
+        return 1, 1
+    each = max(_number(found.n), _number(found.best_of))
+    return min(MOST_CHOICES, prompts), min(MOST_CHOICES, prompts * each)
+
+
+def _number(raw: Raw) -> int:
+    """Read a number as engines do, which take 4.0 and "4" for 4; 1 for what is none."""
+    try:
+        value = float(bytes(raw).strip(b' "')) if len(raw) <= LONGEST_NUMBER else 1.0
+    except ValueError:
         return 1
-    each = max(value if type(value) is int else 1 for value in (found.n, found.best_of, 1))
-    several = isinstance(found.prompt, list) and found.prompt and not isinstance(found.prompt[0], int)
-    return min(MOST_CHOICES, each * (len(found.prompt) if several else 1))
+    return int(min(MOST_CHOICES, value)) if value >= 1 else 1
 
 
 def _text_bytes(body: Buffer) -> int:

@@ -80,6 +80,7 @@ class Stream(Forwarding):
         "_overdue",
         "_watcher",
         "asked",
+        "choices",
         "endpoint",
         "ends",
         "events",
@@ -110,6 +111,8 @@ class Stream(Forwarding):
         """Tokens that an event is taken for."""
         self.events = 0
         """Events with a token so far."""
+        self.choices = 1
+        """Of a stream, under way; the last one stays."""
         self.openings = 1
         """First tokens that have not come: one for each choice."""
         self.steps = 0.0
@@ -144,7 +147,7 @@ class Stream(Forwarding):
     def arrived(self, ticket: Request, deadline: float | None) -> None:
         """Be counted from now on; ``deadline`` in seconds from now, if the caller named one."""
         self.ticket = ticket
-        self.openings = ticket.choices
+        self.choices = self.openings = ticket.choices
         self.streams = self.asked.streams
         self._done = False
         if deadline is not None:
@@ -237,7 +240,7 @@ class Stream(Forwarding):
         kind = find(headers, b"content-type") or b""
         readable = find(headers, b"content-encoding") in {None, b"identity"}
         if readable and kind.lower().startswith(b"text/event-stream"):
-            self._events = Events(self.endpoint.api, several=self.ticket.choices > 1)
+            self._events = Events(self.endpoint.api, several=self.asked.choices > 1)
         self._watcher.begun(self)
         self._watcher.shows(self, streams=self._events is not None)
 

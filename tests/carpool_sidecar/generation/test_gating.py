@@ -247,6 +247,50 @@ async def test_an_engine_that_ignores_the_number_of_choices_is_found_out(chat):
         chat.engine.calls.clear()
 
 
+async def test_an_engine_that_ignores_the_number_of_choices_may_answer_each_prompt_of_a_list(chat):
+    streams = await chat.start(policy=policy())
+    for fields, sequences in (({"n": 4}, 4), ({"n": 4}, 1), ({"prompt": ["a", "b", "c"], "n": 4}, 3)):
+        chat.ask(b"/v1/completions", **fields)
+        call = await chat.called(1)
+        (stream,) = streams.under_way
+        assert stream.ticket.choices == sequences
+        call.token().finish()
+        await chat.until(lambda: not streams.under_way)
+        chat.engine.calls.clear()
+
+
+async def test_an_engine_that_heeds_the_number_of_choices_again_is_believed(chat):
+    # As after an update of the engine, or an answer of which one end was not seen.
+    streams = await chat.start(policy=policy())
+    text = b'data: {"choices":[{"index":%d,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n'
+    for sequences, ends in ((2, 1), (1, 2), (2, 2)):
+        reader = chat.ask(n=2)
+        call = await chat.called(1)
+        (stream,) = streams.under_way
+        assert stream.ticket.choices == sequences
+        call.begin()
+        for index in range(ends):
+            call.raw(text % (index,))
+        call.exchange.end()
+        await reader
+        await chat.until(lambda: not streams.under_way)
+        chat.engine.calls.clear()
+
+
+async def test_tpot_is_that_of_the_longest_choice_without_a_gate_as_well(chat):
+    streams = await chat.start(policy={"slo": {"latency": {"p99": "1s"}}})
+    reader = chat.ask(n=2)
+    call = (await chat.called(1)).begin()
+    text = b'data: {"choices":[{"index":%d,"delta":{"content":"a"},"finish_reason":%s}]}\n\n'
+    for step in range(9):
+        call.raw(text % (0, b"null"))
+        if step < 3:
+            call.raw(text % (1, b'"stop"' if step == 2 else b"null"))
+        await chat.until(lambda: reader.body == call.sent)
+    (stream,) = streams.under_way
+    assert stream.steps == pytest.approx(8, abs=0.5)
+
+
 async def test_a_class_has_the_targets_that_its_header_names(chat):
     slo = {"ttft": {"p99": "20s"}, "classes": [{"priority": "gold", "tpot": {"p99": "1us"}}]}
     streams = await chat.start(policy={"slo": slo})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from carpool.generation import calibration
 from carpool_sidecar.generation.load import Rate
 from carpool_sidecar.tuning.capacity import SPAN
 
@@ -38,7 +39,8 @@ async def asked(chat, first, last):
         await reader
 
 
-async def test_capacity_is_known_once_enough_answers_have_ended(chat):
+async def test_capacity_is_known_once_enough_answers_have_ended(chat, monkeypatch):
+    monkeypatch.setattr(calibration, "ENOUGH_WINDOWS", 0)  # these answers take no time
     await chat.start(policy={"slo": {"ttft": {"p99": "20s"}, "tpot": {"p99": "10s"}}})
     admin = chat.world.client(chat.sidecar.admin_address)
     await asked(chat, 1, 1)

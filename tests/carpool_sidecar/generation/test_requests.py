@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 
 import pytest
 
@@ -79,7 +80,12 @@ def test_a_long_body_is_read_at_its_ends():
         ({"n": 10**8}, 128),
         ({"n": 0}, 1),
         ({"n": None}, 1),
-        ({"n": "4"}, 1),
+        ({"n": "4"}, 4),
+        ({"n": 4.0}, 4),
+        ({"n": -4}, 1),
+        ({"n": True}, 1),
+        ({"n": [4]}, 1),
+        ({"n": "4" * 40}, 1),
         ({"tools": [{"n": 4}]}, 1),
         ({"metadata": {"n": 9, "best_of": 9}, "n": 3}, 3),
         ({"prompt": ["a", "b", "c"], "n": 2}, 6),
@@ -90,6 +96,23 @@ def test_a_long_body_is_read_at_its_ends():
 )
 def test_each_choice_is_a_sequence_of_the_engine(body, choices):
     assert asked(b"/v1/completions", **body).choices == choices
+
+
+def test_nothing_is_built_of_what_is_not_asked_for():
+    # The decoder is told to keep bytes: objects of a body of 10 MB took up to two seconds, in which nothing else runs.
+    deep = b"[%b]" % b",".join([b'["a",[[1]]]'] * 50_000)
+    tracemalloc.start()
+    try:
+        found = read(Endpoint(Api.OPENAI), b'{"n":%b,"best_of":2,"prompt":["a"]}' % deep)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(deep)
+    finally:
+        tracemalloc.stop()
+    assert (found.prompts, found.choices) == (1, 2)
+
+
+def test_prompts_are_counted_apart_from_the_choices_of_each():
+    found = asked(b"/v1/completions", prompt=["a", "b", "c"], n=2)
+    assert (found.prompts, found.choices) == (3, 6)
 
 
 def test_what_can_not_be_parsed_asks_for_one_choice():
