@@ -220,7 +220,8 @@ def test_what_exploration_may_cost_is_what_one_replica_might_have_missed_in_five
                 hits=n - (2 * replicas if second == 100 else 0), misses={"late": 2 * replicas if second == 100 else 0},
                 cells=[(0, 1, 1, 0, n, n * 0.0055, n * 0.0055**2)],
             )  # fmt: skip
-            tuner.step(Observation(now=float(second), seconds=float(replicas), stats=stats, replicas=replicas))
+            more = {"replicas": replicas, "explorers": replicas}
+            tuner.step(Observation(now=float(second), seconds=float(replicas), stats=stats, **more))
             if second == 200:
                 spared.append(tuner._exploration.spare)
         spared.append(tuner._exploration.spare)
