@@ -312,9 +312,10 @@ class Driver:
                 reason = UNVERIFIED
             elif parsed.fit is not None:
                 key = self._padded_key(exchange, entry, parsed, parsed.fit, key, check)
+        state = self.batcher.model(entry.lane)
         if reason is not None:
             self._note_alone(entry, reason, parsed.why)
-        elif (apart := self._kept_apart(entry, exchange.peer, parsed.rows)) is not None:
+        elif apart := state.isolation.keeps_apart(exchange.peer, parsed.rows, state.cap):
             self._note_alone(entry, apart, KEPT_APART[apart])
         if facts.key != entry.headers:
             self._note_fragments(entry, facts.key)
@@ -343,7 +344,7 @@ class Driver:
             bucket=bucket,
             mergeable=reason is None,
             caller=exchange.peer,
-            payload=Waiter(exchange, entry, self.batcher.model(entry.lane).counters, facts, parsed, check),
+            payload=Waiter(exchange, entry, state.counters, facts, parsed, check),
         )
         self.do(self.batcher.arrive(request, now))
 
@@ -633,15 +634,6 @@ class Driver:
             self._timer.cancel()
 
     # ------------------------------------------------------------------------------------------------- notes
-
-    def _kept_apart(self, entry: Entry, caller: str | None, rows: int) -> str | None:
-        """Say why the Batcher merges nothing of a request that may be merged; None: it does."""
-        state = self.batcher.model(entry.lane)
-        if state.isolation.quarantined:
-            return "quarantined"
-        suspects = state.isolation.suspects.left
-        # One that is larger than a batch is cut, and its rows are merged, whatever its caller.
-        return "failing-caller" if suspects and caller in suspects and rows <= state.cap else None
 
     def _note_alone(self, entry: Entry, reason: str, why: str) -> None:
         key = (entry.lane, reason)

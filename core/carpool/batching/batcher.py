@@ -67,19 +67,13 @@ class Batcher:
         late = calls.deadline <= now or slots.overdue_at <= now or (slots.abandoned and slots.abandoned[0][0] <= now)
         actions = self.poll(now) if late else []
         state = self._models.get(request.model) or self.model(request.model)
-        isolation = state.isolation
-        merge = request.mergeable and not isolation.quarantined
-        suspects = isolation.suspects.left
-        if merge and suspects and request.caller in suspects and request.rows <= state.cap:
-            merge = False  # a request larger than a batch has to be cut, whatever its caller
+        merge = request.mergeable and not state.isolation.keeps_apart(request.caller, request.rows, state.cap)
         if not request.shadow:
-            key = request.key if merge else None
-            state.counters.arrived(
-                now, request.rows, state.batchable.arrived(key, request.bucket, now, state.parameters.max_wait)
-            )
-        queue = queues.get((request.model, request.key if merge else ALONE)) or self._queues.new(
-            request, state, merge=merge
-        )
+            key, wait = request.key if merge else None, state.parameters.max_wait
+            batchable = state.batchable.arrived(key, request.bucket, now, wait)
+            state.counters.arrived(now, request.rows, batchable)
+        queue = queues.get((request.model, request.key if merge else ALONE))
+        queue = queue or self._queues.new(request, state, merge=merge)
         reason = self._admission.reason(queue, request, now)
         if reason is Refused.QUEUE_FULL:
             reason = self._admission.make_room(queue, request, now, actions)

@@ -39,6 +39,12 @@ class Isolation:
         """Batch keys with failing requests, the latest last."""
         self.suspects = Suspects()
 
+    def keeps_apart(self, caller: Hashable, rows: int, cap: int) -> str:
+        """Say why a request is batched with no others; ``""``: it may be. One of over ``cap`` rows is cut anyway."""
+        if self.quarantined:
+            return "quarantined"
+        return "failing-caller" if caller in self.suspects.left and rows <= cap else ""
+
     def failed(self, key: Hashable, rows: int) -> bool:
         """Note that a batch of ``rows`` failed for one of its requests; return whether to search for it by halves."""
         budget = self.keys.pop(key, None) or RetryBudget()
@@ -118,7 +124,7 @@ class Suspects:
     def __init__(self) -> None:
         self._answers = True  # anybody, since a request last failed: while the model fails all, no caller is to blame
         self.left: dict[Hashable, int] = {}
-        """Good answers still needed, by caller, the latest failure last. Public: every arrival looks at it."""
+        """Good answers still needed, by caller, the latest failure last."""
         self._spans: dict[Hashable, int] = {}
         """As many as were needed after the last failure."""
 
