@@ -128,7 +128,7 @@ def taken_back(rolled_back: RolledBack) -> str:
 
 
 def too_slow(report: Report) -> list[str]:
-    """Return a line for each model of which one row alone takes longer than the SLO: no batching helps there."""
+    """Return a line for each model whose batches of one row take longer than the SLO: batching does not help it."""
     return [
         f"{name or 'model'}  takes {duration(lane.service_seconds[1])} for one row: no setting meets the SLO of "
         f"{format_seconds(report.slo_seconds)}; raise it, or make the model faster"

@@ -33,7 +33,7 @@ FOR_EVER = Duration(30 * 86400.0)
 """A probe may bear failures for centuries, and no duration is written so."""
 
 ASK_TIMEOUT = 5
-"""Seconds that a sidecar waits for an answer of the model's to a question of its own, unless it is told otherwise."""
+"""Seconds for which a sidecar waits for the model's answer to its own requests, by default."""
 
 LAME = 5
 """Seconds that a sidecar goes on accepting, unready, while load balancers catch up."""

@@ -260,7 +260,7 @@ async def test_an_engine_that_ignores_the_number_of_choices_may_answer_each_prom
 
 
 async def test_an_engine_that_heeds_the_number_of_choices_again_is_believed(chat):
-    # As after an update of the engine, or an answer of which one end was not seen.
+    # As after an update of the engine, or an answer with an end that was not seen.
     streams = await chat.start(policy=policy())
     text = b'data: {"choices":[{"index":%d,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n'
     for sequences, ends in ((2, 1), (1, 2), (2, 2)):

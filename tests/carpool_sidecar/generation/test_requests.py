@@ -99,7 +99,7 @@ def test_each_choice_is_a_sequence_of_the_engine(body, choices):
 
 
 def test_nothing_is_built_of_what_is_not_asked_for():
-    # The decoder is told to keep bytes: objects of a body of 10 MB took up to two seconds, in which nothing else runs.
+    # The decoder keeps bytes: objects of a body of 10 MB took up to two seconds, in which nothing else runs.
     deep = b"[%b]" % b",".join([b'["a",[[1]]]'] * 50_000)
     tracemalloc.start()
     try:

@@ -263,7 +263,7 @@ async def test_a_reset_does_not_complete_an_answer_that_ends_with_the_connection
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::"])
 async def test_a_server_on_this_machine_is_found_by_either_family(kit, address):
-    """``asyncio`` and uvicorn listen on IPv6 alone where they are told ``::``."""
+    """``asyncio`` and uvicorn listen on IPv6 alone where their address is ``::``."""
 
     class Answers(asyncio.Protocol):
         def connection_made(self, transport):

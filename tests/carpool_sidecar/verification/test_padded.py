@@ -207,7 +207,7 @@ async def test_padded_requests_get_exactly_the_answers_that_they_get_alone(encod
     assert 0 < added < own
     assert sidecar.driver.verifier.results["m", "agreed"] > TRIALS
     assert ("m", "disagreed") not in sidecar.driver.verifier.results
-    # Batches of both buckets are told apart.
+    # Batches of the two buckets are counted apart.
     cells = sidecar.batcher.stats(sidecar.clock()).models["m"].cells
     assert {cell[0] for cell in cells} == {16, 32}
 

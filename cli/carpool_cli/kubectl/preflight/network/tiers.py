@@ -126,7 +126,7 @@ def gets_in(
             if rule.denies and not each.denies:
                 admits = each.covers(port, named if was is None else was)
                 if not behind and not each.passes and admits:
-                    continue  # whom it admits the rule never sees
+                    continue  # it admits its callers before the rule is reached
                 covers = covers or (admits and was is not None)
                 some = some or covers
                 admitted = admitted or (covers and each.certain and rule.includes(each))
