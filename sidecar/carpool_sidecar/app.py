@@ -115,14 +115,14 @@ class DataApp:
         if isinstance(context, Request):
             self._driver.sent(exchange)
         elif isinstance(context, Endpoint):  # refused before it could wait: malformed, too large, too slow
-            self._driver.count(self._models.label(context.model), context.protocol, exchange.status)
+            self._driver.counts.answered(self._models.label(context.model), context.protocol, exchange.status)
         elif isinstance(context, Aside):
-            self._driver.count("", JOBS, exchange.status)
+            self._driver.counts.answered("", JOBS, exchange.status)
         elif isinstance(context, Stream):
             context.sent()
-            self._driver.count("", GENERATION, exchange.status)
+            self._driver.counts.answered("", GENERATION, exchange.status)
         else:
-            self._driver.count("", FORWARDED, exchange.status)
+            self._driver.counts.answered("", FORWARDED, exchange.status)
             # An answer may end before its request does: it took no time then.
             began = exchange.received_at or exchange.sent_at
             seconds = exchange.sent_at - began
@@ -138,4 +138,4 @@ class DataApp:
 
     def refused(self, error: HttpError) -> None:
         """Count what was no HTTP."""
-        self._driver.count("", FORWARDED, error.status)
+        self._driver.counts.answered("", FORWARDED, error.status)

@@ -35,12 +35,12 @@ from carpool_sidecar.answers import (
 )
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable, parts_of, size_of
-from carpool_sidecar.models import OTHER
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows, alone, last_padded, longest
 from carpool_sidecar.protocols.headers import Reader, differing
 from carpool_sidecar.protocols.limits import DEFAULT
 from carpool_sidecar.protocols.padding import TOO_LARGE, Fit
+from carpool_sidecar.request_counts import RequestCounts
 from carpool_sidecar.verification.check import LEAST_ROWS, TRIAL_ROWS, Kind
 from carpool_sidecar.verification.record import REFUTED, UNVERIFIED
 from carpool_sidecar.verification.verifier import Verifier
@@ -75,9 +75,6 @@ KEPT_APART = {
     "failing-caller": "an earlier request of this caller failed by itself",
 }
 """Reasons for which the Batcher merges nothing of a request that may be merged, and what each means."""
-
-MAX_FRAGMENT_NAMES = 32
-"""Header names told apart in the metric of what fragments keys; callers make names up."""
 
 
 class Waiter:
@@ -243,24 +240,7 @@ class Driver:
         """Seconds that the policy lets a request wait."""
         self.reader = Reader()
         self.limits = DEFAULT
-        self.requests: dict[tuple[str, str, int], int] = {}
-        """Answers by model, protocol and status."""
-        self.duration_seconds: dict[str, float] = {}
-        """Seconds from arrival to answer, summed by model."""
-        self.batch_sizes: dict[tuple[str, int], int] = {}
-        """Batches sent, by model and the power of two that their rows round up to: callers choose how many rows."""
-        self.batch_rows: dict[str, int] = {}
-        """Rows of the batches sent, by model."""
-        self.alone: dict[tuple[str, str], int] = {}
-        """Requests that may not be merged, by model and reason."""
-        self.why: dict[tuple[str, str], str] = {}
-        """What was the matter with the last of them, where the reason doesn't say it all."""
-        self.unpadded: dict[tuple[str, str], int] = {}
-        """Requests of models with a sequence axis that only share batches with those of their length, likewise."""
-        self.tokens: dict[str, tuple[int, int]] = {}
-        """By model with a sequence axis: rows sent times their own length, and what padding added to that."""
-        self.fragments: dict[str, int] = {}
-        """How often two requests in a row could not be batched together for a header, by its name."""
+        self.counts = RequestCounts()
         self.verifier = Verifier(self, policy, clock, log)
         self._backend = backend
         self._models = models
@@ -410,11 +390,10 @@ class Driver:
         status = exchange.status
         model = self._models.label(request.model)
         if waiter.answered and not request.shadow:
-            took = exchange.sent_at - request.arrived
-            self.duration_seconds[model] = self.duration_seconds.get(model, 0.0) + took
+            self.counts.took(model, exchange.sent_at - request.arrived)
             failure = REJECTED if callers_fault(status) else FAILED
             waiter.counters.answered(request.arrived, request.due, exchange.sent_at, 200 <= status < 300, failure)
-        self.count(model, waiter.parsed.endpoint.protocol, status)
+        self.counts.answered(model, waiter.parsed.endpoint.protocol, status)
         self._models.left(waiter.entry)
         exchange.context = None
 
@@ -428,25 +407,10 @@ class Driver:
         self._models.left(request.payload.entry)
         exchange.context = None
 
-    def count(self, model: str, protocol: str, status: int) -> None:
-        """Count an answer."""
-        key = (model, protocol, status)
-        self.requests[key] = self.requests.get(key, 0) + 1
-
     def forget(self, model: str) -> None:
-        """Forget a model that does not exist: what was counted of it is counted as another's."""
+        """Forget a model that does not exist."""
         self.batcher.forget(model)
-        for protocol, status in [key[1:] for key in self.requests if key[0] == model]:
-            count = self.requests.pop((model, protocol, status))
-            key = (OTHER, protocol, status)
-            self.requests[key] = self.requests.get(key, 0) + count
-        self.alone = {key: count for key, count in self.alone.items() if key[0] != model}
-        self.why = {key: why for key, why in self.why.items() if key[0] != model}
-        self.batch_sizes = {key: count for key, count in self.batch_sizes.items() if key[0] != model}
-        self.unpadded = {key: count for key, count in self.unpadded.items() if key[0] != model}
-        self.batch_rows.pop(model, None)
-        self.tokens.pop(model, None)
-        self.duration_seconds.pop(model, None)
+        self.counts.forget(model)
 
     def can_be_shared(self, parsed: Parsed[Any], headers: Headers, body: bytes | memoryview) -> bool:
         """Say whether rows can be told apart in an answer to one request, or only its size stands against that."""
@@ -510,24 +474,24 @@ class Driver:
 
     def _send(self, batch: Batch) -> None:
         first: Waiter = batch.slices[0][0].payload
-        if first.parsed.fit is not None and not self._padding_holds(batch, first):
+        portions: list[Portion] = []
+        if not batch.whole or first.parsed.fit is not None:
+            portions = [Portion(request.payload.parsed, start, stop) for request, start, stop in batch.slices]
+        if first.parsed.fit is not None and not self._padding_holds(batch.model, first, portions):
             self._flights[batch] = Flight(self, batch, [])
             self.landed(batch, 0, Fault(FaultKind.UNREADABLE))
             return
-        size = (batch.model, (batch.rows - 1).bit_length())
-        self.batch_sizes[size] = self.batch_sizes.get(size, 0) + 1
-        self.batch_rows[batch.model] = self.batch_rows.get(batch.model, 0) + batch.rows
+        self.counts.sent(batch.model, batch.rows)
         body: Body
         headers: Headers
-        portions: list[Portion] = []
         try:
             if batch.whole:
+                portions = []  # its answer is not shared out
                 body = first.exchange.body
                 headers = forwardable(first.exchange.headers)
                 if first.check is not None:  # its answer has to be read, so it may not be compressed
                     headers = [field for field in headers if field[0].lower() != b"accept-encoding"]
             else:
-                portions = [Portion(request.payload.parsed, start, stop) for request, start, stop in batch.slices]
                 message = CODECS[first.parsed.endpoint.protocol].merge(portions)
                 body = message.parts
                 headers = [*first.facts.shared, *message.headers]
@@ -549,21 +513,20 @@ class Driver:
         if batch in self._flights:
             flight.call = call
 
-    def _padding_holds(self, batch: Batch, first: Waiter) -> bool:
+    def _padding_holds(self, model: str, first: Waiter, portions: list[Portion]) -> bool:
         """Count a batch's tokens; False: it must not be padded any more, so its requests have to go one by one.
 
         They waited for others under a key that was good when they came.
         """
-        portions = [Portion(request.payload.parsed, start, stop) for request, start, stop in batch.slices]
         length = longest(portions)
         if length and first.check is not None and first.check.unpadded:
             return False
-        own, added = self.tokens.get(batch.model, (0, 0))
+        own = added = 0
         for parsed, start, stop in portions:
             if parsed.fit is not None:
                 own += (stop - start) * parsed.fit.length
                 added += (stop - start) * (length - parsed.fit.length) if length else 0
-        self.tokens[batch.model] = (own, added)
+        self.counts.padded(model, own, added)
         return True
 
     def _answer(self, request: Request, batch: Batch) -> None:
@@ -636,10 +599,7 @@ class Driver:
     # ------------------------------------------------------------------------------------------------- notes
 
     def _note_alone(self, entry: Entry, reason: str, why: str) -> None:
-        key = (entry.lane, reason)
-        count = self.alone[key] = self.alone.get(key, 0) + 1
-        if why:
-            self.why[key] = why
+        count = self.counts.not_merged(entry.lane, reason, why)
         # The 1st, 10th, 100th, ..., at most one a second: a log line a request would be a load of its own.
         now = self._clock()
         if str(count).strip("0") == "1" and now - self._noted_at >= NOTE_INTERVAL:
@@ -664,14 +624,12 @@ class Driver:
             fit.refuse(TOO_LARGE)
             key = parsed.key
         reason = fit.why or ("padding-refuted" if check is not None and check.unpadded else "padding-unverified")
-        self.unpadded[entry.lane, reason] = self.unpadded.get((entry.lane, reason), 0) + 1
+        self.counts.not_padded(entry.lane, reason)
         return key
 
     def _note_fragments(self, entry: Entry, key: bytes) -> None:
         if entry.headers is not None:
-            for name in differing(entry.headers, key):
-                known = name if name in self.fragments or len(self.fragments) < MAX_FRAGMENT_NAMES else "other"
-                self.fragments[known] = self.fragments.get(known, 0) + 1
+            self.counts.separated(differing(entry.headers, key))
         entry.headers = key
 
 

@@ -7,11 +7,11 @@ async def test_bodies_over_the_limit_are_forwarded_and_not_batched(world):
     sidecar, client = await world.start(bodies={"maxRequest": "1Ki"})
     answer = await client.predict(b"1" * 2000)
     assert answer.status == 200
-    assert sidecar.driver.requests == {("", "other", 200): 1}
+    assert sidecar.driver.counts.answers == {("", "other", 200): 1}
     assert [call.body for call in world.model.received] == [b'{"instances":[%b]}' % (b"1" * 2000)]
     assert sidecar.data.buffered_bytes == 0
     assert (await client.predict(b"1")).status == 200
-    assert sidecar.driver.requests["m", "v1", 200] == 1
+    assert sidecar.driver.counts.answers["m", "v1", 200] == 1
 
 
 async def test_a_body_of_unknown_length_is_forwarded_once_it_is_over_the_limit(world):
@@ -30,7 +30,7 @@ async def test_a_body_of_unknown_length_is_forwarded_once_it_is_over_the_limit(w
         assert b" 200 " in await reader.readline()
         writer.close()
         assert world.model.received[-1].body == text
-    assert sidecar.driver.requests == {("", "other", 200): 3}
+    assert sidecar.driver.counts.answers == {("", "other", 200): 3}
     await world.until(lambda: sidecar.data.buffered_bytes == 0)
 
 
@@ -72,7 +72,7 @@ async def test_what_is_no_http_is_counted(world):
     writer.write(b"GET / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n")
     assert b" 400 " in await reader.readline()
     writer.close()
-    assert sidecar.driver.requests == {("", "other", 400): 1}
+    assert sidecar.driver.counts.answers == {("", "other", 400): 1}
 
 
 async def test_a_connection_that_is_no_http_1_is_passed_through(world):

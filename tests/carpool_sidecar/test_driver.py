@@ -80,7 +80,7 @@ async def test_what_has_no_rows_to_share_rides_alone_as_it_came(world, text, rea
     for one in (first, *asked):
         assert (await one).status == 200
     assert [call.body for call in world.model.received[1:]] == [body, body]
-    assert sidecar.driver.alone == {("m", reason): 2}
+    assert sidecar.driver.counts.alone == {("m", reason): 2}
 
 
 async def test_encoded_bodies_ride_alone_as_they_came(world):
@@ -93,7 +93,7 @@ async def test_encoded_bodies_ride_alone_as_they_came(world):
     for one in (first, *asked):
         assert (await one).status == 200
     assert [call.body for call in world.model.received[1:]] == [body, body]
-    assert sidecar.driver.alone == {("m", "encoded"): 2}
+    assert sidecar.driver.counts.alone == {("m", "encoded"): 2}
 
 
 async def test_v2_rides_alone_until_the_batch_axis_is_known(world):
@@ -109,7 +109,7 @@ async def test_v2_rides_alone_until_the_batch_axis_is_known(world):
     for one in rest:
         assert (await one).status == 200
     assert len(world.model.received) == 3
-    assert sidecar.driver.alone["m", "axis-unknown"] == 2
+    assert sidecar.driver.counts.alone["m", "axis-unknown"] == 2
 
 
 async def test_answers_of_a_pipelining_client_come_in_its_order(world):
@@ -279,7 +279,7 @@ async def test_an_answer_with_too_few_rows_costs_nobody_an_answer_and_ends_batch
     first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
     world.model.release()
     assert [(await one).json for one in rest] == [{"predictions": [1]}, {"predictions": [2]}]
-    assert sidecar.driver.alone == {("m", "quarantined"): 3}
+    assert sidecar.driver.counts.alone == {("m", "quarantined"): 3}
 
 
 async def test_requests_that_are_not_batched_since_one_of_their_caller_failed_are_counted(world):
@@ -287,14 +287,14 @@ async def test_requests_that_are_not_batched_since_one_of_their_caller_failed_ar
     sidecar, client = await world.start()
     world.model.behave = lambda exchange: exchange.respond(500, [], b"{}")
     assert (await client.predict(b"0")).status == 500
-    assert sidecar.driver.alone == {}
+    assert sidecar.driver.counts.alone == {}
     world.model.behave = echo
     first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
     world.model.release()
     for one in (first, *rest):
         assert (await one).status == 200
     assert [len(call.rows) for call in world.model.received] == [1, 1, 1, 1]
-    assert sidecar.driver.alone == {("m", "failing-caller"): 3}
+    assert sidecar.driver.counts.alone == {("m", "failing-caller"): 3}
 
 
 async def test_a_request_larger_than_a_batch_is_cut_and_not_counted_as_kept_apart(world):
@@ -305,7 +305,7 @@ async def test_a_request_larger_than_a_batch_is_cut_and_not_counted_as_kept_apar
     world.model.behave = echo
     assert (await client.predict(b"1,2,3")).json == {"predictions": [1, 2, 3]}
     assert [len(call.rows) for call in world.model.received] == [1, 2, 1]
-    assert sidecar.driver.alone == {}
+    assert sidecar.driver.counts.alone == {}
 
 
 async def test_a_request_in_parts_whose_answers_are_no_json_is_sent_whole_and_costs_nobody_their_batches(world):
@@ -438,7 +438,7 @@ async def test_counters_tell_what_happened(world, wait_until):
     assert (await client.predict(b"2")).status == 500
     counted = sidecar.batcher.stats(sidecar.clock()).models["m"]
     assert (counted.arrivals, counted.served, counted.hits, counted.misses) == (3, 3, 1, {"failed": 1, "rejected": 1})
-    assert sidecar.driver.requests == {("m", "v1", 200): 1, ("m", "v1", 400): 1, ("m", "v1", 500): 1}
+    assert sidecar.driver.counts.answers == {("m", "v1", 200): 1, ("m", "v1", 400): 1, ("m", "v1", 500): 1}
 
 
 async def test_a_request_alone_is_logged_with_the_axis_only_where_that_is_why(world, caplog):
@@ -526,9 +526,9 @@ async def test_names_that_callers_make_up_leave_nothing_behind(world):
         assert (await client.predict(b"1", model=f"made-up-{number}")).status == 404
     assert [entry.model for entry in sidecar.models] == ["m"]
     assert [lane.name for lane in sidecar.batcher.models()] == ["m"]
-    assert sidecar.driver.requests == {(OTHER, "v1", 404): 300}
-    assert not sidecar.driver.batch_sizes
-    assert not sidecar.driver.duration_seconds
+    assert sidecar.driver.counts.answers == {(OTHER, "v1", 404): 300}
+    assert not sidecar.driver.counts.batch_sizes
+    assert not sidecar.driver.counts.duration_seconds
 
 
 async def test_names_that_callers_make_up_are_bounded_however_many_wait_at_once(world):

@@ -228,7 +228,7 @@ async def test_texts_of_different_lengths_share_batches_and_get_their_own_answer
     await world.until(lambda: sidecar.driver.verifier.padding(entry).startswith("verified"))
     for got, expected in zip(await asyncio.gather(*map(ask, texts)), alone, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
-    own, added = sidecar.driver.tokens["encoder"]
+    own, added = sidecar.driver.counts.tokens["encoder"]
     assert 0 < added < own
 
 

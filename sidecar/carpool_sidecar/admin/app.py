@@ -309,8 +309,8 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
             for entry, (verified, evidence) in ((entry, verifier.state(entry)) for entry in sidecar.models)
         ],
         alone=[
-            report.Alone(*cause, requests, sidecar.driver.why.get(cause, ""))
-            for cause, requests in sidecar.driver.alone.items()
+            report.Alone(*cause, requests, sidecar.driver.counts.why.get(cause, ""))
+            for cause, requests in sidecar.driver.counts.alone.items()
         ],
         forwarded=[
             report.Forwarded(
@@ -330,10 +330,10 @@ def _padding(sidecar: Sidecar, entry: Entry) -> str:
     sentence = driver.verifier.padding(entry)
     if not sentence:
         return ""
-    own, added = driver.tokens.get(entry.lane, (0, 0))
+    own, added = driver.counts.tokens.get(entry.lane, (0, 0))
     if added:
         sentence += f"; {added / (own + added):.1%} of {own + added} tokens sent were padding"
-    kept = [f"{count} {reason}" for (lane, reason), count in driver.unpadded.items() if lane == entry.lane]
+    kept = [f"{count} {reason}" for (lane, reason), count in driver.counts.unpadded.items() if lane == entry.lane]
     return f"{sentence}; requests kept to their own length: {', '.join(kept)}" if kept else sentence
 
 

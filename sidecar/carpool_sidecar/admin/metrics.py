@@ -289,18 +289,18 @@ class Collector:
             put("forecast_alarm", model in control.alarms, model)
             put("model_replaced", control.replaced(model), model)
         # 2. By other things
-        for answer, count in driver.requests.items():
+        for answer, count in driver.counts.answers.items():
             put("requests", count, *answer)
-        for cause, count in driver.alone.items():
+        for cause, count in driver.counts.alone.items():
             put("alone", count, *cause)
-        for cause, count in driver.unpadded.items():
+        for cause, count in driver.counts.unpadded.items():
             put("unpadded", count, *cause)
-        for model, (own, added) in driver.tokens.items():
+        for model, (own, added) in driver.counts.tokens.items():
             put("sequence_tokens", own, model)
             put("padded_tokens", added, model)
         for check, count in driver.verifier.results.items():
             put("axis_checks", count, *check)
-        for header, count in driver.fragments.items():
+        for header, count in driver.counts.fragments.items():
             put("key_fragments", count, header)
         for decision, count in control.counts.items():
             put("tuner_decisions", count, *decision)
@@ -354,16 +354,18 @@ class Collector:
     def _histograms(self, families: dict[str, Any], model: str, counted: ModelStats, sizes: list[int]) -> None:
         driver = self._sidecar.driver
         families["request_duration_seconds"].add_metric(
-            [model], cumulative(DURATION_BOUNDS, counted.durations), driver.duration_seconds.get(model, 0.0)
+            [model], cumulative(DURATION_BOUNDS, counted.durations), driver.counts.duration_seconds.get(model, 0.0)
         )
         families["request_rows"].add_metric([model], cumulative(ROW_BOUNDS, counted.request_rows), counted.rows)
         families["queue_wait_seconds"].add_metric([model], counted.dispatched, counted.queue_seconds)
-        families["batch_size"].add_metric([model], cumulative(SIZE_BOUNDS, sizes), driver.batch_rows.get(model, 0))
+        families["batch_size"].add_metric(
+            [model], cumulative(SIZE_BOUNDS, sizes), driver.counts.batch_rows.get(model, 0)
+        )
 
     def _batch_sizes(self) -> dict[str, list[int]]:
         """Return each model's batches by size, as the histogram has them."""
         found: dict[str, list[int]] = {}
-        for (model, power), count in self._sidecar.driver.batch_sizes.items():
+        for (model, power), count in self._sidecar.driver.counts.batch_sizes.items():
             found.setdefault(model, list(_NO_SIZES))[min(power, len(SIZE_BOUNDS))] += count
         return found
 

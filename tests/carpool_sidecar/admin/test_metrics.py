@@ -60,7 +60,7 @@ async def test_sizes_that_callers_choose_do_not_add_up(world):
     for bound, count in (("1", 1), ("2", 2), ("4", 4), ("128", 6), ("4096", 6), ("+Inf", 8)):
         assert f'carpool_batch_size_bucket{{le="{bound}",model="m"}} {count}.0' in text
     assert 'carpool_batch_size_sum{model="m"} 14211.0' in text
-    assert len(sidecar.driver.batch_sizes) == 6
+    assert len(sidecar.driver.counts.batch_sizes) == 6
     for bound, count in (("1", 1), ("2", 2), ("4", 4), ("64", 4), ("128", 6), ("8192", 7), ("16384", 8), ("+Inf", 8)):
         assert f'carpool_request_rows_bucket{{le="{bound}",model="m"}} {count}.0' in text
     assert 'carpool_request_rows_sum{model="m"} 14211.0' in text
@@ -80,7 +80,7 @@ async def test_sizes_of_batches_are_each_models_own(world):
     sidecar, client = await world.start()
     await client.predict(b"1")
     sidecar.batcher.model("other")
-    sidecar.driver.batch_sizes |= {("other", 2): 5}
+    sidecar.driver.counts.batch_sizes |= {("other", 2): 5}
     text = (await Exposition(sidecar).text()).decode()
     assert 'carpool_batch_size_bucket{le="4",model="other"} 5.0' in text
     assert 'carpool_batch_size_bucket{le="4",model="m"} 1.0' in text

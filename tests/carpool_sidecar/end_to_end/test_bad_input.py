@@ -68,7 +68,7 @@ async def among(world):
         assert [(call.target, set(headers) <= set(call.headers)) for call in calls] == [(path, True)]
         assert [call.rows for call in world.model.received[1:] if call.body != body] == [[1, 2, 3]]
         assert sidecar.batcher.idle
-        ((model, reason),) = sidecar.driver.alone
+        ((model, reason),) = sidecar.driver.counts.alone
         stats = (await world.client(sidecar.admin_address).get(b"/v1/stats")).json
         (entry,) = stats["alone"]
         assert (entry["model"], entry["reason"], entry["requests"]) == (model, reason, 1)
@@ -220,8 +220,8 @@ async def test_a_body_of_which_there_is_no_room_for_the_parts_is_forwarded(world
     text = b",".join([b"1"] * 8000)
     answer = await client.predict(text)
     assert answer.json == {"predictions": [1] * 8000}
-    assert sidecar.driver.alone == {("m", "limits"): 1}
-    assert "bodies.maxBuffered leaves no room" in sidecar.driver.why["m", "limits"]
+    assert sidecar.driver.counts.alone == {("m", "limits"): 1}
+    assert "bodies.maxBuffered leaves no room" in sidecar.driver.counts.why["m", "limits"]
     assert sidecar.data.buffered_bytes == 0
 
 

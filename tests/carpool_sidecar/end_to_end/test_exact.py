@@ -235,7 +235,7 @@ async def test_half_floats_in_json_are_never_merged(world):
     for one in (first, *asked):
         assert (await one).status == 200
     assert [call.body for call in world.model.received[1:]] == bodies
-    assert sidecar.driver.alone["m", "kinds"] == 2
+    assert sidecar.driver.counts.alone["m", "kinds"] == 2
 
 
 @pytest.mark.parametrize("way", WAYS)

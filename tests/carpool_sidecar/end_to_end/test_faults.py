@@ -42,7 +42,7 @@ async def test_headers_and_fields_arrive_and_keep_apart_whom_they_tell_apart(wor
         b"red": {"instances": [[1], [1]], "signature_name": "red"},
         b"blue": {"instances": [[1]], "signature_name": "blue"},
     }
-    assert sidecar.driver.fragments["x-tenant"] >= 2
+    assert sidecar.driver.counts.fragments["x-tenant"] >= 2
 
 
 @pytest.mark.parametrize(

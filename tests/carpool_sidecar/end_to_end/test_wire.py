@@ -109,7 +109,7 @@ async def test_connections_that_say_nothing_make_room_for_those_that_do(world, r
         if n % 10 == 0:
             assert (await client.predict(b"%d" % n)).json == {"predictions": [n]}
     await world.until(lambda: sidecar.data.connections <= 50)
-    assert sidecar.driver.requests == {("m", "v1", 200): 20}
+    assert sidecar.driver.counts.answers == {("m", "v1", 200): 20}
 
 
 async def test_an_answer_that_has_no_room_fails_alone(world):
@@ -179,7 +179,7 @@ async def test_a_web_socket_passes_through(world, chat, raw):
     for _ in range(3):
         writer.write(b"hello")
         assert await reader.readexactly(5) == b"HELLO"
-    assert sidecar.driver.requests[("", "other", 101)] == 1
+    assert sidecar.driver.counts.answers[("", "other", 101)] == 1
     assert sidecar.data.busy == 1
     writer.write_eof()
     assert await reader.read() == b""
@@ -208,7 +208,7 @@ async def test_an_offer_on_a_request_for_inference_is_no_tunnel(world, raw):
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
         assert await reader.readexactly(len(b'{"predictions":[9]}')) == b'{"predictions":[9]}'
     assert [call.rows for call in world.model.received] == [[9], [9]]
-    assert sidecar.driver.requests == {("m", "v1", 200): 2}
+    assert sidecar.driver.counts.answers == {("m", "v1", 200): 2}
 
 
 async def test_an_absolute_target_is_known_as_inference(world, raw):
@@ -216,7 +216,7 @@ async def test_an_absolute_target_is_known_as_inference(world, raw):
     reader, writer = await raw(sidecar)
     writer.write(PREDICT.replace(b" /v1", b" http://model.example:80/v1") + b"\r\n" + BODY)
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
-    assert sidecar.driver.requests == {("m", "v1", 200): 1}
+    assert sidecar.driver.counts.answers == {("m", "v1", 200): 1}
     (received,) = world.model.received
     assert received.target == b"/v1/models/m:predict"
     assert (b"Host", b"model.example:80") in received.headers
@@ -239,9 +239,9 @@ async def test_a_flood_on_one_connection_leaves_probes_their_turn(world, raw):
     answered_at_once = b"TRACE / HTTP/1.1\r\nHost: h\r\nMax-Forwards: 0\r\n\r\n"
     for _, writer in floods:
         writer.write(answered_at_once * 4000)
-    await world.until(lambda: sidecar.driver.requests)
+    await world.until(lambda: sidecar.driver.counts.answers)
     for path in (b"/livez", b"/metrics", b"/livez"):
         assert (await admin.get(path)).status == 200
-    counted = sum(sidecar.driver.requests.values())
+    counted = sum(sidecar.driver.counts.answers.values())
     assert counted < 80_000, "all of the flood went first"
     assert (await client.predict(b"1")).json == {"predictions": [1]}

@@ -203,7 +203,7 @@ async def test_padded_requests_get_exactly_the_answers_that_they_get_alone(encod
     assert sum(one.batch > 2 for one in told) > len(told) / 2  # lengths of 1 to 32: with equal ones alone hardly any
     # The server sees no length that no caller sent, and few shapes have padding that the bucket does not ask for.
     assert {length for _, length in calls} <= set(range(1, 33))
-    own, added = sidecar.driver.tokens["m"]
+    own, added = sidecar.driver.counts.tokens["m"]
     assert 0 < added < own
     assert sidecar.driver.verifier.results["m", "agreed"] > TRIALS
     assert ("m", "disagreed") not in sidecar.driver.verifier.results
@@ -230,8 +230,8 @@ async def test_a_model_without_a_mask_is_found_out_and_goes_on_with_equal_length
     assert padding(sidecar).startswith("refuted, so only requests of equal length share a batch: in padded trial batch")
     assert sidecar.driver.verifier.state(entry_of(sidecar))[0] == "verified"  # rows are independent
     assert any(one.batch > 2 for one in told)
-    assert sidecar.driver.unpadded["m", "padding-refuted"] > 0
-    assert sidecar.driver.tokens["m"][1] == 0
+    assert sidecar.driver.counts.unpadded["m", "padding-refuted"] > 0
+    assert sidecar.driver.counts.tokens["m"][1] == 0
     (warning,) = [record for record in caplog.records if "depends on its padding" in record.message]
     assert "output" in warning.detail
 
@@ -247,10 +247,10 @@ async def test_rows_that_come_without_the_mask_are_not_taken_for_those_that_have
     assert all(one.same for one in told)
     # The trial is one of them; those with the mask are padded all the same.
     assert padding(sidecar).startswith("refuted, so only requests of equal length share a batch: in padded trial batch")
-    before = sidecar.driver.tokens["m"][1]
+    before = sidecar.driver.counts.tokens["m"][1]
     told = await load("v1")
     assert all(one.same for one in told)
-    assert sidecar.driver.tokens["m"][1] > before
+    assert sidecar.driver.counts.tokens["m"][1] > before
 
 
 async def test_large_rows_that_are_longer_with_padding_are_found_out(encoded):
@@ -316,8 +316,8 @@ async def test_without_copies_nothing_is_padded_and_that_is_said(encoded):
     told = await load("v1", lengths=(3, 5))
     assert all(one.same for one in told)
     assert padding(sidecar).startswith("off: the policy says that requests are not idempotent")
-    assert sidecar.driver.tokens["m"][1] == 0
-    assert sidecar.driver.unpadded["m", "padding-unverified"] == len(told)
+    assert sidecar.driver.counts.tokens["m"][1] == 0
+    assert sidecar.driver.counts.unpadded["m", "padding-unverified"] == len(told)
 
 
 @pytest.mark.parametrize("refuted", [False, True])
@@ -339,7 +339,7 @@ async def test_what_is_longer_than_the_last_bucket_shares_batches_with_its_own_l
     told = await load("v1", lengths=(33, 34))
     assert all(one.same for one in told)
     assert any(one.batch > 2 for one in told)
-    assert sidecar.driver.unpadded["m", "too-long"] == len(told)
+    assert sidecar.driver.counts.unpadded["m", "too-long"] == len(told)
     assert {length for _, length in calls} == {33, 34}
 
 
@@ -451,8 +451,8 @@ async def test_without_room_to_pad_it_a_request_shares_batches_of_its_own_length
     # 1 KiB that may grow to 350 KiB: of six callers two at most have room.
     told = await load("binary", lengths=range(3, 64), rows=(20,))
     assert all(one.same for one in told)
-    assert sidecar.driver.unpadded["m", "too-large"] > 0
-    assert sidecar.driver.tokens["m"][1] > 0
+    assert sidecar.driver.counts.unpadded["m", "too-large"] > 0
+    assert sidecar.driver.counts.tokens["m"][1] > 0
 
 
 async def test_the_tuner_learns_each_bucket_by_itself_and_the_batcher_plans_with_it(encoded):
@@ -472,7 +472,7 @@ async def test_stats_and_metrics_show_padding(encoded, world):
     admin = world.client(sidecar.admin_address)
     stats = (await admin.get(b"/v1/stats")).json
     (entry,) = stats["models"]
-    own, added = sidecar.driver.tokens["m"]
+    own, added = sidecar.driver.counts.tokens["m"]
     share = f"; {added / (own + added):.1%} of {own + added} tokens sent were padding; "
     assert entry["padding"].startswith("verified")
     assert entry["padding"].endswith(f"{share}requests kept to their own length: {len(told) // 2} too-long")

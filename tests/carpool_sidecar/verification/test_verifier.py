@@ -288,7 +288,7 @@ async def test_requests_that_may_not_be_repeated_are_not(world, served, load, co
     else:
         assert all(one.batch == len(one.rows) for one in told)
         assert "not idempotent, so no copies are sent to verify batches" in state(sidecar)[1]
-        assert sidecar.driver.alone == {("m", "axis-unverified"): len(told)}
+        assert sidecar.driver.counts.alone == {("m", "axis-unverified"): len(told)}
 
 
 async def test_nothing_is_checked_where_the_policy_believes_the_server(world, served, load):
@@ -350,7 +350,7 @@ async def test_each_form_of_request_is_verified_for_itself(world, served, load):
     await first
     for one in asked:
         assert (await one).status == 200
-    assert sidecar.driver.alone["m", "axis-unverified"] == LONE + 2
+    assert sidecar.driver.counts.alone["m", "axis-unverified"] == LONE + 2
 
 
 async def test_callers_who_make_up_forms_push_out_none_that_is_verified(world, served, load):
@@ -380,7 +380,7 @@ async def test_stats_metrics_and_log_say_what_is_known(world, served, load, ask_
     text = (await admin.get(b"/metrics")).body.decode()
     assert 'carpool_axis_checks_total{model="m",result="disagreed"} 1.0' in text
     assert 'carpool_alone_total{model="m",reason="axis-refuted"}' in text
-    assert sum(sidecar.driver.alone.values()) == 1 + len(told)
+    assert sum(sidecar.driver.counts.alone.values()) == 1 + len(told)
     (warning,) = [record for record in caplog.records if "depends on its batch" in record.message]
     assert (warning.levelname, warning.detail) == ("WARNING", model["evidence"])
     (alone,) = [record for record in caplog.records if getattr(record, "reason", "") == "axis-unverified"]
@@ -471,7 +471,7 @@ async def test_of_a_server_without_metadata_v1_is_verified_and_v2_has_no_axis(wo
     assert (model["merges"], model["verified"]) == (True, "verified")
     told = await load(client, "v2", requests=4)
     assert all(compare(LINEAR, one) and one.batch == len(one.rows) for one in told)
-    assert sidecar.driver.alone["m", "axis-none"] == len(told)
+    assert sidecar.driver.counts.alone["m", "axis-none"] == len(told)
 
 
 async def models(world, sidecar):

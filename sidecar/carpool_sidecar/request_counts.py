@@ -1,0 +1,90 @@
+"""What was counted of requests and batches, for metrics and reports. The Batcher counts what the tuner learns from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool_sidecar.models import OTHER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_FRAGMENT_NAMES = 32
+"""Header names that are counted apart; callers make names up."""
+
+
+class RequestCounts:
+    """Counts of one sidecar, by model where nothing else is said."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, str, int], int] = {}
+        """By model, protocol and status."""
+        self.duration_seconds: dict[str, float] = {}
+        """Seconds from arrival to answer, summed up."""
+        self.batch_sizes: dict[tuple[str, int], int] = {}
+        """Batches sent, by model and the power of two that their rows round up to: callers choose how many rows."""
+        self.batch_rows: dict[str, int] = {}
+        """Rows of the batches sent."""
+        self.alone: dict[tuple[str, str], int] = {}
+        """Requests that may not be merged, by model and reason."""
+        self.why: dict[tuple[str, str], str] = {}
+        """What was the matter with the last of them, where the reason doesn't say it all."""
+        self.unpadded: dict[tuple[str, str], int] = {}
+        """Requests of models with a sequence axis that only share batches with those of their length, likewise."""
+        self.tokens: dict[str, tuple[int, int]] = {}
+        """Of models with a sequence axis: rows sent times their own length, and what padding added to that."""
+        self.fragments: dict[str, int] = {}
+        """How often two requests in a row could not be batched together for a header, by its name."""
+
+    def answered(self, model: str, protocol: str, status: int) -> None:
+        """Count an answer."""
+        key = (model, protocol, status)
+        self.answers[key] = self.answers.get(key, 0) + 1
+
+    def took(self, model: str, seconds: float) -> None:
+        """Add the seconds from a request's arrival to its answer."""
+        self.duration_seconds[model] = self.duration_seconds.get(model, 0.0) + seconds
+
+    def sent(self, model: str, rows: int) -> None:
+        """Count a batch."""
+        size = (model, (rows - 1).bit_length())
+        self.batch_sizes[size] = self.batch_sizes.get(size, 0) + 1
+        self.batch_rows[model] = self.batch_rows.get(model, 0) + rows
+
+    def not_merged(self, model: str, reason: str, why: str) -> int:
+        """Count a request that may not be merged; return how many there were for this reason."""
+        key = (model, reason)
+        count = self.alone[key] = self.alone.get(key, 0) + 1
+        if why:
+            self.why[key] = why
+        return count
+
+    def not_padded(self, model: str, reason: str) -> None:
+        """Count a request that only shares batches with those of its length."""
+        key = (model, reason)
+        self.unpadded[key] = self.unpadded.get(key, 0) + 1
+
+    def padded(self, model: str, own: int, added: int) -> None:
+        """Add the tokens of a batch, and those that padding added to them."""
+        before, added_before = self.tokens.get(model, (0, 0))
+        self.tokens[model] = (before + own, added_before + added)
+
+    def separated(self, headers: Iterable[str]) -> None:
+        """Count the headers in which a request differs from the one before it."""
+        for name in headers:
+            known = name if name in self.fragments or len(self.fragments) < MAX_FRAGMENT_NAMES else "other"
+            self.fragments[known] = self.fragments.get(known, 0) + 1
+
+    def forget(self, model: str) -> None:
+        """Forget a model that does not exist: its answers are counted as another's."""
+        for protocol, status in [key[1:] for key in self.answers if key[0] == model]:
+            count = self.answers.pop((model, protocol, status))
+            key = (OTHER, protocol, status)
+            self.answers[key] = self.answers.get(key, 0) + count
+        self.alone = {key: count for key, count in self.alone.items() if key[0] != model}
+        self.why = {key: why for key, why in self.why.items() if key[0] != model}
+        self.batch_sizes = {key: count for key, count in self.batch_sizes.items() if key[0] != model}
+        self.unpadded = {key: count for key, count in self.unpadded.items() if key[0] != model}
+        self.batch_rows.pop(model, None)
+        self.tokens.pop(model, None)
+        self.duration_seconds.pop(model, None)
