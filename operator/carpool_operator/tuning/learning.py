@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -28,6 +28,48 @@ LATELY = 15.0
 """Seconds over which what is observed is shown; between this and twice as long."""
 
 
+class Counted(NamedTuple):
+    """What was counted over some time; seconds are the sum of all pods'."""
+
+    stats: ModelStats
+    seconds: float = 0.0
+    busy: float = 0.0
+
+    def plus(self, other: Counted) -> Counted:
+        """Add what was counted over more time."""
+        return Counted(combine([self.stats, other.stats]), self.seconds + other.seconds, self.busy + other.busy)
+
+
+class Lately:
+    """What was counted in the last ``LATELY`` seconds, and in as many before these."""
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._now = self._before = Counted(ModelStats())
+
+    def add(self, now: float, total: Sum) -> None:
+        """Add an interval."""
+        if now - self._since >= LATELY:
+            self._since = now
+            self._now, self._before = Counted(ModelStats()), self._now
+        self._now = self._now.plus(Counted(replace(total.stats, cells=[]), total.seconds, total.device_busy))
+
+    def figures(self) -> Figures | None:
+        """Return how requests were served; ``None`` without requests."""
+        stats, seconds, busy = self._before.plus(self._now)
+        ended = stats.hits + stats.missed
+        if not ended or not seconds:
+            return None
+        return Figures(
+            rate=_figure(stats.arrivals / seconds),
+            p50=_time(stats.quantile(0.5)),
+            p99=_time(stats.quantile(0.99)),
+            miss_fraction=_figure(stats.missed / ended),
+            goodput=_figure(stats.hits / seconds),
+            utilization=_figure(busy / seconds),
+        )
+
+
 class Learned:
     """What the operator knows of one model behind one target."""
 
@@ -50,12 +92,8 @@ class Learned:
         """What first calls led to on most pods but canaries, when last seen."""
         self._policy = policy
         self._model = model
-        self._since = now
         self._refined_at = now
-        self._lately = ModelStats()
-        self._before = ModelStats()
-        self._seconds = self._seconds_before = 0.0
-        self._busy = self._busy_before = 0.0
+        self._lately = Lately(now)
 
     @property
     def in_force(self) -> Parameters:
@@ -124,14 +162,7 @@ class Learned:
         decisions. What only makes a forecast surer is done seldom then.
         """
         self.seen_at = now
-        if now - self._since >= LATELY:
-            self._since = now
-            self._before, self._seconds_before = self._lately, self._seconds
-            self._lately, self._seconds = ModelStats(), 0.0
-            self._busy_before, self._busy = self._busy, 0.0
-        self._lately = combine([self._lately, replace(total.stats, cells=[])])
-        self._seconds += total.seconds
-        self._busy += total.device_busy
+        self._lately.add(now, total)
         self.promise.observe(now, total.stats.hits, total.stats.missed)
         if total.in_force is not None and self._policy.tuning.mode is not TuningMode.APPLY:
             self.tuner.adopt(total.in_force)
@@ -161,19 +192,7 @@ class Learned:
 
     def observed(self) -> Figures | None:
         """Return how it was served lately; ``None`` without requests."""
-        stats = combine([self._before, self._lately])
-        seconds = self._seconds_before + self._seconds
-        ended = stats.hits + stats.missed
-        if not ended or not seconds:
-            return None
-        return Figures(
-            rate=_figure(stats.arrivals / seconds),
-            p50=_time(stats.quantile(0.5)),
-            p99=_time(stats.quantile(0.99)),
-            miss_fraction=_figure(stats.missed / ended),
-            goodput=_figure(stats.hits / seconds),
-            utilization=_figure((self._busy_before + self._busy) / seconds),
-        )
+        return self._lately.figures()
 
 
 def predicted(forecast: Forecasted | None) -> Figures | None:
