@@ -34,8 +34,8 @@ from carpool_operator.api import spec as operator
 from carpool_operator.api.docstrings import attribute_texts, one_line
 from carpool_operator.injector.decide import Settings
 from carpool_operator.injector.reasons import NOTES, REASONS
-from carpool_operator.injector.server import Injector
 from carpool_operator.reporting import metrics as operator_metrics
+from carpool_operator.webhook.server import Injector
 from carpool_operator.workloads import registry
 from carpool_sidecar import main as sidecar
 from carpool_sidecar.admin import metrics

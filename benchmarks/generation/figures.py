@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from carpool.generation.gate import Gate, Limits
 from carpool.generation.queues import OUTPUT_COST, PROMPT_COST
 from carpool.generation.simulation import Admission, Outcome, Served, Simulation
-from carpool_cli.planning.stream_rules import Cap, Nothing, QueuedTokens
-from carpool_cli.planning.streams import guess, quantile
+from carpool_cli.streams.loads import guess, quantile
+from carpool_cli.streams.rules import Cap, Nothing, QueuedTokens
 from generation.bound import most
 from generation.rivals import Aimd
 from generation.world import OWN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carpool.generation.requests import Action, Request, Slo, State
-from carpool_cli.planning.stream_rules import Cap
+from carpool_cli.streams.rules import Cap
 
 if TYPE_CHECKING:
     from carpool.generation.profiles import EngineProfile

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from carpool.generation.engine import Engine
 from carpool.generation.requests import Slo
 from carpool.policy.plain import Camel
-from carpool_cli.planning import streams
 from carpool_cli.planning.assumptions import AZURE, find
-from carpool_cli.planning.streams import Lengths, Stretch
+from carpool_cli.streams import loads
+from carpool_cli.streams.loads import Lengths, Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ class World(NamedTuple):
 
     scenario: Scenario
     profile: EngineProfile
-    capacity: streams.Capacity
+    capacity: loads.Capacity
     seed: int
 
     def engine(self) -> Engine:
@@ -123,9 +123,9 @@ class World(NamedTuple):
         scenario, random = self.scenario, Random(self.seed)
         lengths = lengths_of(scenario.lengths)
         stretches = [Stretch(seconds, load * self.capacity.rate) for seconds, load in scenario.phases]
-        times = streams.stretched(self._times(random, sum(s.seconds * s.rate for s in stretches)), stretches)
+        times = loads.stretched(self._times(random, sum(s.seconds * s.rate for s in stretches)), stretches)
         start = first_of(self.seed)
-        found = streams.arrivals(times, lengths.draw(start, len(times)), tenant=OWN)
+        found = loads.arrivals(times, lengths.draw(start, len(times)), tenant=OWN)
         if scenario.cancelled:
             found = [
                 arrival._replace(cancel=arrival.request.arrival + random.uniform(0, 10))
@@ -143,11 +143,11 @@ class World(NamedTuple):
         lengths, rate = lengths_of(self.scenario.lengths), other.load * self.capacity.rate
         if other.prompt_tokens is not None:
             lengths = Lengths([(other.prompt_tokens, DOCUMENT_ANSWER)], "documents")
-            rate = other.load * streams.capacity(self.profile, lengths, self.scenario.slo).rate
+            rate = other.load * loads.capacity(self.profile, lengths, self.scenario.slo).rate
         span = self.scenario.seconds - other.start
-        times = streams.stretched(streams.poisson(random, int(2 * rate * span) + 50), [Stretch(span, rate)])
+        times = loads.stretched(loads.poisson(random, int(2 * rate * span) + 50), [Stretch(span, rate)])
         drawn = lengths.draw(first_of(self.seed) + 5000, len(times))
-        return streams.arrivals(
+        return loads.arrivals(
             [other.start + time for time in times], drawn, tenant=other.tenant, batch=other.batch, first=10**6
         )
 
@@ -160,13 +160,13 @@ class World(NamedTuple):
             first = (self.seed * TRACE_FOLD * 31) % (len(recorded) // 2)
             return [(time - recorded[first]) * rate for time in recorded[first : first + count]]
         # cv 2: bursts of several requests at once.
-        return streams.poisson(random, count, 0.25 if self.scenario.arrivals == "bursty" else 1.0)
+        return loads.poisson(random, count, 0.25 if self.scenario.arrivals == "bursty" else 1.0)
 
 
 @cache
 def recording() -> tuple[Lengths, list[float]]:
     """Return the Azure conversation trace; raises ``click.ClickException`` where it is not at hand."""
-    return streams.recorded(find(Path(AZURE)))
+    return loads.recorded(find(Path(AZURE)))
 
 
 @cache
@@ -177,17 +177,17 @@ def lengths_of(kind: str) -> Lengths:
     random = Random(11)
     if kind == "long prompts":
         # Short chats, and one request in ten with a document of 12,000 tokens at the median.
-        chats = streams.lognormal(300, 130, random).pairs
-        documents = streams.lognormal(12_000, 130, random, 0.3).pairs
+        chats = loads.lognormal(300, 130, random).pairs
+        documents = loads.lognormal(12_000, 130, random, 0.3).pairs
         return Lengths([documents[i] if i % 10 == 0 else chats[i] for i in range(len(chats))], kind)
     if kind == "long answers":
-        return streams.lognormal(250, 900, random, 0.7)
-    return streams.lognormal(800, 12, random)
+        return loads.lognormal(250, 900, random, 0.7)
+    return loads.lognormal(800, 12, random)
 
 
 def build(scenario: Scenario, seed: int) -> World:
     """Put a scenario together."""
-    profile = streams.read_profile(PROFILES / f"{scenario.profile}.json")
+    profile = loads.read_profile(PROFILES / f"{scenario.profile}.json")
     profile = replace(profile, prefill=scenario.prefill, kv_tokens=scenario.kv_tokens or profile.kv_tokens)
     scenario = _diurnal(scenario)
     return World(scenario, profile, carried(scenario, profile, seed), seed)
@@ -198,7 +198,7 @@ def first_of(seed: int) -> int:
     return seed * TRACE_FOLD * 101
 
 
-def carried(scenario: Scenario, profile: EngineProfile, seed: int) -> streams.Capacity:
+def carried(scenario: Scenario, profile: EngineProfile, seed: int) -> loads.Capacity:
     """Return the load that the engine carries of the very requests that are played.
 
     The trace has hours of short answers and hours of long ones. By the mean of all of it, four minutes at 1.3 times the
@@ -207,9 +207,9 @@ def carried(scenario: Scenario, profile: EngineProfile, seed: int) -> streams.Ca
     lengths = lengths_of(scenario.lengths)
     seconds = sum(seconds * load for seconds, load in scenario.phases)
 
-    def of(count: int) -> streams.Capacity:
-        drawn = streams.Lengths(lengths.draw(first_of(seed), count), lengths.described)
-        return streams.capacity(profile, drawn, scenario.slo)
+    def of(count: int) -> loads.Capacity:
+        drawn = loads.Lengths(lengths.draw(first_of(seed), count), lengths.described)
+        return loads.capacity(profile, drawn, scenario.slo)
 
     # Capacity and the number of requests follow from each other: the number is where both agree.
     low, high = 1, 2

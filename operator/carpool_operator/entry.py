@@ -21,7 +21,7 @@ def operator() -> int:
 def injector() -> int:
     """Run ``carpool-injector``; returns the exit code."""
     _heed_signals()
-    from carpool_operator.injector.main import main  # noqa: PLC0415 - likewise
+    from carpool_operator.webhook.main import main  # noqa: PLC0415 - likewise
 
     return main()
 

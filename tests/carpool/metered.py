@@ -8,7 +8,7 @@ from carpool.generation.engine import Engine
 from carpool.generation.observed import Counters
 from carpool.generation.requests import Request
 from carpool.generation.simulation import Arrival, Simulation
-from carpool_cli.planning.stream_rules import Nothing
+from carpool_cli.streams.rules import Nothing
 
 
 class MeteredEngine(Engine):

@@ -25,7 +25,7 @@ getattr(entry, sys.argv[1])()
 
 @pytest.mark.parametrize(
     ("command", "module"),
-    [("operator", "carpool_operator.main"), ("injector", "carpool_operator.injector.main")],
+    [("operator", "carpool_operator.main"), ("injector", "carpool_operator.webhook.main")],
 )
 def test_told_to_stop_while_it_loads_it_does_as_the_first_process_of_a_container_too(command, module):
     """Who handles no signal dies of it, by -15; the first process of a container would not even do that."""

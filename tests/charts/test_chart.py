@@ -11,8 +11,8 @@ from chart import CHART
 
 from carpool_operator.api.annotations import KNOWN, KNOWN_IN_TEMPLATE, OF_CLASSES, PREFIX
 from carpool_operator.cluster.sharding import Shard
-from carpool_operator.injector.main import _parser as injector_parser
 from carpool_operator.main import parser as operator_parser
+from carpool_operator.webhook.main import _parser as injector_parser
 
 VALUES = {
     "default": {},

@@ -15,8 +15,8 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from carpool_operator.injector.decide import Settings
-from carpool_operator.injector.server import Injector
 from carpool_operator.reporting.metrics import OF_POLICIES, Metrics
+from carpool_operator.webhook.server import Injector
 from carpool_sidecar.admin.metrics import METRICS, PREFIX
 
 ALERTS = CHART / "monitoring" / "alerts.yaml"

@@ -14,7 +14,7 @@ import yaml
 from minicluster import carpool
 from minicluster.waiting import eventually
 
-from carpool_operator.injector.certificates import issue
+from carpool_operator.webhook.certificates import issue
 from carpool_operator.workloads.registry import KINDS
 
 ROOT = Path(__file__).parents[2]

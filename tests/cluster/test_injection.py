@@ -15,8 +15,8 @@ from minicluster.traffic import Traffic
 from minicluster.waiting import eventually
 
 from carpool_operator.delivery.signing import Signer, new_key
-from carpool_operator.injector.certificates import LIFE, issue
 from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT
+from carpool_operator.webhook.certificates import LIFE, issue
 
 CHART = str(Path(__file__).parents[2] / "charts" / "carpool")
 HOME = "carpool-system"

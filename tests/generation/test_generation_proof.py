@@ -25,8 +25,8 @@ from carpool.generation.gate import Limits  # noqa: E402 - likewise
 from carpool.generation.profiles import EngineProfile, Linear  # noqa: E402 - likewise
 from carpool.generation.requests import Request, Slo  # noqa: E402 - likewise
 from carpool.policy.generation import Generation  # noqa: E402 - likewise
-from carpool_cli.planning.stream_rules import Cap  # noqa: E402 - likewise
-from carpool_cli.planning.streams import Lengths, capacity  # noqa: E402 - likewise
+from carpool_cli.streams.loads import Lengths, capacity  # noqa: E402 - likewise
+from carpool_cli.streams.rules import Cap  # noqa: E402 - likewise
 
 PROFILE = EngineProfile(
     name="test",

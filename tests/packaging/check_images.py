@@ -30,8 +30,8 @@ from runc import USER, Image, needs_root, rights
 
 from carpool.policy.durations import Quantity
 from carpool_operator.injector import capture
-from carpool_operator.injector.certificates import issue
 from carpool_operator.injector.resources import Resources
+from carpool_operator.webhook.certificates import issue
 
 ROOT = Path(__file__).parents[2]
 MADE = Path(os.environ.get("CARPOOL_IMAGES") or ROOT / "dist/images")

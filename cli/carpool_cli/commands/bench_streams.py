@@ -24,8 +24,8 @@ from carpool_cli.load.report import problems
 from carpool_cli.load.stream_report import summarize
 from carpool_cli.load.streaming import StreamGenerator
 from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, header_fields
-from carpool_cli.planning import stream_load
 from carpool_cli.stopped import STOPPED
+from carpool_cli.streams import options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ Examples:
 )
 @click.argument("server", type=ADDRESS)
 @click.option("--model", help="Name of the model.  [default: the first that /v1/models names]")
-@stream_load.load_options
+@options.load_options
 @click.option(
     "--warm-up", type=DURATION, default=5.0, help="Load before the measured part, not counted.  [default: 5s]"
 )
@@ -78,7 +78,7 @@ def command(
     headers: Headers,
     out: Path | None,
     as_json: bool,
-    **typed: Any,  # noqa: ANN401 - `stream_load.read_load` has the types
+    **typed: Any,  # noqa: ANN401 - `options.read_load` has the types
 ) -> None:
     """Send open-loop load of streamed chats to SERVER and report goodput, TTFT, TPOT and ITL.
 
@@ -93,7 +93,7 @@ def command(
     Exits 0 when an answer was complete, 1 when none was, 130 after Ctrl-C.
     """
     # 1. When and what
-    slo, load = stream_load.slo_of(ttft, tpot), stream_load.read_load(**typed)
+    slo, load = options.slo_of(ttft, tpot), options.read_load(**typed)
     if not load.named:
         raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
     seconds = load.seconds

@@ -10,13 +10,13 @@ import msgspec
 
 from carpool.policy.durations import format_seconds
 from carpool_cli.live.figures import number
-from carpool_cli.planning import stream_load
-from carpool_cli.planning.stream_limits import recommend
-from carpool_cli.planning.stream_twin import show
+from carpool_cli.streams import options
+from carpool_cli.streams.limits import recommend
+from carpool_cli.streams.twin import show
 
 if TYPE_CHECKING:
-    from carpool_cli.planning.stream_limits import Recommendation
-    from carpool_cli.planning.stream_load import Asked
+    from carpool_cli.streams.limits import Recommendation
+    from carpool_cli.streams.options import Asked
 
 
 @click.command(
@@ -27,10 +27,10 @@ Examples:
   carpool recommend --generative --profile p.json --slo-ttft-p99 2s --slo-tpot-p99 50ms --trace azure --rate 8 --json
 """
 )
-@stream_load.engine_options
-@stream_load.load_options
+@options.engine_options
+@options.load_options
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(*, as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `stream_load.read` has the types
+def command(*, as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `options.read` has the types
     """Choose the limits of an LLM server for TTFT and TPOT: of vLLM, and of a gateway before it.
 
     Limits act in overload. They are therefore chosen by their goodput at 1.3 times the capacity, or at the load if that
@@ -39,7 +39,7 @@ def command(*, as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `stream_l
 
     Exits 1 if fewer than 99 % of the requests meet the SLO with these limits at --rate, or none can.
     """
-    asked = stream_load.read(**typed)
+    asked = options.read(**typed)
     found = recommend(asked)
     if found is None:
         raise click.ClickException(

@@ -8,8 +8,8 @@ import click
 import msgspec
 
 from carpool_cli.live.figures import number
-from carpool_cli.planning import stream_load, streams
-from carpool_cli.planning.stream_twin import StreamTwin, show
+from carpool_cli.streams import loads, options
+from carpool_cli.streams.twin import StreamTwin, show
 
 CAPS = (16, 32, 64, 128, 256)
 """Without ``--cap``."""
@@ -25,8 +25,8 @@ Examples:
     --slo-tpot-p99 50ms --trace requests.csv --json
 """
 )
-@stream_load.engine_options
-@stream_load.load_options
+@options.engine_options
+@options.load_options
 @click.option(
     "--cap",
     "caps",
@@ -35,19 +35,19 @@ Examples:
     help="Play this fixed number of requests in the engine; repeatable.  [default: 16, 32, 64, 128, 256]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(*, caps: tuple[int, ...], as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `stream_load.read` has the types
+def command(*, caps: tuple[int, ...], as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `options.read` has the types
     """Forecast goodput and latencies of token streams with the gate, without one, and with fixed caps.
 
     The engine is a twin that schedules step by step as vLLM does. The gate is the sidecar's own: it knows the SLO only,
     and starts with step times that are off by 2x. A cap drops requests that would miss TTFT, and is given the true step
     times for that. Goodput counts requests that meet both TTFT and TPOT. The same arguments give the same figures.
     """
-    asked = stream_load.read(**typed)
+    asked = options.read(**typed)
     load = asked.load
     if not load.named:
         raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
     twin = StreamTwin(asked, load.rate)
-    capacity = streams.capacity(asked.profile, load.lengths, asked.slo)
+    capacity = loads.capacity(asked.profile, load.lengths, asked.slo)
     played = caps or [cap for cap in CAPS if cap <= asked.profile.max_running]
     found = [twin.gate(), twin.no_gate(), *(twin.cap(cap) for cap in played)]
     if as_json:

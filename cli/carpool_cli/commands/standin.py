@@ -17,8 +17,8 @@ from carpool_cli.answers import UNREADABLE
 from carpool_cli.load.standin_engine import StandinEngine
 from carpool_cli.load.standin_server import Device, Nastiness, Standin
 from carpool_cli.options import DURATION, INPUT_FILE
-from carpool_cli.planning.streams import read_profile
 from carpool_cli.profiling import device_profile
+from carpool_cli.streams.loads import read_profile
 from carpool_sidecar.http1.server import Server
 
 if TYPE_CHECKING:

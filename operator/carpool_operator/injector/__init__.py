@@ -1,1 +1,1 @@
-"""Puts the sidecar into pods as they are created."""
+"""Which pods get a sidecar, and how they are changed for it. Pure: the webhook asks."""

@@ -14,18 +14,18 @@ from carpool.generation.engine import Engine
 from carpool.generation.observed import ENOUGH, ObservedEngine
 from carpool.generation.requests import Slo
 from carpool.generation.simulation import Simulation
-from carpool_cli.planning import streams
-from carpool_cli.planning.stream_rules import QueuedTokens
+from carpool_cli.streams import loads
+from carpool_cli.streams.rules import QueuedTokens
 
 PROFILES = Path(__file__).parents[3] / "benchmarks" / "generation" / "profiles"
-LENGTHS = streams.lognormal(600, 150, Random(3))
+LENGTHS = loads.lognormal(600, 150, Random(3))
 LOADS = (0.3, 0.6, 0.9, 1.05, 0.8, 0.5)
 """Of the capacity, a minute each."""
 
 
 def watched(name, slo, **options):
-    profile = streams.read_profile(PROFILES / f"{name}.json")
-    capacity = streams.capacity(profile, LENGTHS, slo)
+    profile = loads.read_profile(PROFILES / f"{name}.json")
+    capacity = loads.capacity(profile, LENGTHS, slo)
     engine = ObservedEngine()
     for before, after in pairwise(scraped(profile, slo, LENGTHS.pairs, [f * capacity.rate for f in LOADS], **options)):
         engine.observe(before, after)
@@ -55,7 +55,7 @@ def played(profile, slo, rate, sequences, queued, budget):
     random, times = Random(7), [0.0]
     while times[-1] < 150:
         times.append(times[-1] + random.expovariate(1.3 * rate))
-    arrivals = streams.arrivals(times, LENGTHS.draw(50, len(times)))
+    arrivals = loads.arrivals(times, LENGTHS.draw(50, len(times)))
     rule = QueuedTokens(slo, profile, queued)
     outcome = Simulation(arrivals, Engine(profile, Random(2), noise=0.05), rule, until=250).run()
     return sum(each.good(slo) for each in outcome.served) / 150
@@ -87,7 +87,7 @@ def test_a_full_cache_is_the_limit_where_it_is_smaller():
 
 def test_nothing_is_said_before_enough_was_seen_or_where_one_alone_is_too_slow():
     slo = Slo(2.0, 0.05)
-    profile = streams.read_profile(PROFILES / "8b-a100.json")
+    profile = loads.read_profile(PROFILES / "8b-a100.json")
     scrapes = scraped(profile, slo, LENGTHS.pairs, [5.0, 5.0, 5.0])
     engine = ObservedEngine()
     for before, after in list(pairwise(scrapes))[: ENOUGH - 1]:
@@ -99,7 +99,7 @@ def test_nothing_is_said_before_enough_was_seen_or_where_one_alone_is_too_slow()
 
 
 def test_counters_that_fall_are_another_process_and_idle_time_teaches_nothing():
-    profile = streams.read_profile(PROFILES / "8b-a100.json")
+    profile = loads.read_profile(PROFILES / "8b-a100.json")
     scrapes = scraped(profile, Slo(2.0, 0.05), LENGTHS.pairs, [5.0])
     engine = ObservedEngine()
     assert not engine.observe(scrapes[1], scrapes[0]._replace(at=scrapes[1].at + 15))

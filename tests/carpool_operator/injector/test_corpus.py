@@ -12,7 +12,7 @@ from carpool_operator.injector.decide import Settings
 from carpool_operator.injector.jsonpatch import diff
 from carpool_operator.injector.patch import unpatch
 from carpool_operator.injector.reasons import Reason
-from carpool_operator.injector.review import judge
+from carpool_operator.webhook.review import judge
 from carpool_sidecar.config.settings import parse
 
 from .corpus import at, cases

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from carpool_operator.injector.decide import Settings
-from carpool_operator.injector.review import judge
+from carpool_operator.webhook.review import judge
 from carpool_sidecar.config.settings import parse
 
 SETTINGS = Settings(image="carpool-sidecar:test", version="test", public_key="ab" * 32)

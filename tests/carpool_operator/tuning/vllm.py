@@ -11,12 +11,12 @@ sys.path.append(str(Path(__file__).parents[2] / "carpool"))
 from metered import scraped
 
 from carpool.generation.requests import Slo
-from carpool_cli.planning import streams
+from carpool_cli.streams import loads
 
-PROFILE = streams.read_profile(Path(__file__).parents[3] / "benchmarks" / "generation" / "profiles" / "8b-a100.json")
+PROFILE = loads.read_profile(Path(__file__).parents[3] / "benchmarks" / "generation" / "profiles" / "8b-a100.json")
 SLO = Slo(2.0, 0.05)
-LENGTHS = streams.lognormal(600, 150, Random(3))
-CAPACITY = streams.capacity(PROFILE, LENGTHS, SLO)
+LENGTHS = loads.lognormal(600, 150, Random(3))
+CAPACITY = loads.capacity(PROFILE, LENGTHS, SLO)
 
 
 def scrapes(rates, *, seed=1):

@@ -23,11 +23,11 @@ from carpool_operator.api.model import Pod, Policy, Target
 from carpool_operator.api.spec import Prometheus as Settings
 from carpool_operator.api.spec import read_policy
 from carpool_operator.injector.decide import Settings as InjectorSettings
-from carpool_operator.injector.server import Injector
 from carpool_operator.reporting.metrics import Metrics
 from carpool_operator.tuning.evidence import Evidence
 from carpool_operator.tuning.sources.endpoint import endpoint
 from carpool_operator.tuning.sources.prometheus import Prometheus, open_session
+from carpool_operator.webhook.server import Injector
 
 PATIENCE = 60.0
 

@@ -14,12 +14,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from carpool_operator.injector import server as module
-from carpool_operator.injector.certificates import issue
 from carpool_operator.injector.decide import Settings
 from carpool_operator.injector.room import Surroundings
-from carpool_operator.injector.server import MAX_REVIEW, Injector
-from carpool_operator.injector.tls import ServingContext
+from carpool_operator.webhook import server as module
+from carpool_operator.webhook.certificates import issue
+from carpool_operator.webhook.server import MAX_REVIEW, Injector
+from carpool_operator.webhook.tls import ServingContext
 
 NAME = "carpool-injector.carpool-system.svc"
 SETTINGS = Settings(image="carpool-sidecar", version="1", public_key="ab" * 32)

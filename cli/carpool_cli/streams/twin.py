@@ -14,8 +14,9 @@ from carpool.generation.engine import Engine
 from carpool.generation.gate import Gate
 from carpool.generation.simulation import Simulation
 from carpool.policy.durations import format_seconds
-from carpool_cli.planning import assumptions, streams
-from carpool_cli.planning.stream_rules import Cap, Nothing, QueuedTokens
+from carpool_cli.planning import assumptions
+from carpool_cli.streams import loads
+from carpool_cli.streams.rules import Cap, Nothing, QueuedTokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from carpool.generation.profiles import EngineProfile
     from carpool.generation.requests import Slo
     from carpool.generation.simulation import Admission, Outcome
-    from carpool_cli.planning.stream_load import Asked
+    from carpool_cli.streams.options import Asked
 
 NOISE = 0.05
 """Relative spread of steps."""
@@ -66,7 +67,7 @@ class StreamTwin:
 
     def gate(self) -> Figures:
         """Play the gate, which knows the SLO only, from step times that are off by `WRONG`."""
-        return self._play("gate", Gate(self.slo, streams.guess(self.profile, WRONG)), self.profile)
+        return self._play("gate", Gate(self.slo, loads.guess(self.profile, WRONG)), self.profile)
 
     def no_gate(self) -> Figures:
         """Play the engine as it is, which gets every request at once."""
@@ -83,7 +84,7 @@ class StreamTwin:
 
     def _play(self, name: str, rule: Admission, profile: EngineProfile) -> Figures:
         engine = Engine(profile, Random(self._seed), noise=NOISE)  # noqa: S311 - simulated time
-        arrivals = streams.arrivals(self.times, self._lengths)
+        arrivals = loads.arrivals(self.times, self._lengths)
         outcome = Simulation(arrivals, engine, rule, until=self._seconds + DRAIN).run()
         return _figures(name, outcome, self.slo, self._seconds)
 
@@ -94,7 +95,7 @@ def _figures(name: str, outcome: Outcome, slo: Slo, seconds: float) -> Figures:
     answered = [each for each in served if each.end < inf]
 
     def quantile(values: Iterable[float], share: float) -> float | None:
-        return streams.quantile(list(values), share) if answered else None
+        return loads.quantile(list(values), share) if answered else None
 
     return Figures(
         name=name,

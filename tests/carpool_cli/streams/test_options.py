@@ -1,8 +1,8 @@
 import click
 import pytest
 
-from carpool_cli.planning.stream_load import StreamLoad
-from carpool_cli.planning.streams import Lengths
+from carpool_cli.streams.loads import Lengths
+from carpool_cli.streams.options import StreamLoad
 
 
 def load(**changes):

@@ -1,9 +1,9 @@
 from carpool.generation.profiles import EngineProfile, Linear
 from carpool.generation.requests import Slo
-from carpool_cli.planning.stream_limits import recommend
-from carpool_cli.planning.stream_load import Asked, StreamLoad
-from carpool_cli.planning.stream_twin import StreamTwin
-from carpool_cli.planning.streams import Lengths
+from carpool_cli.streams.limits import recommend
+from carpool_cli.streams.loads import Lengths
+from carpool_cli.streams.options import Asked, StreamLoad
+from carpool_cli.streams.twin import StreamTwin
 
 
 def asked(step, rate=None, tpot=0.05, **changes):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from carpool_cli.live.figures import number
-from carpool_cli.planning import streams
-from carpool_cli.planning.stream_twin import Figures, StreamTwin
+from carpool_cli.streams import loads
+from carpool_cli.streams.twin import Figures, StreamTwin
 
 if TYPE_CHECKING:
-    from carpool_cli.planning.stream_load import Asked
-    from carpool_cli.planning.streams import Capacity
+    from carpool_cli.streams.loads import Capacity
+    from carpool_cli.streams.options import Asked
 
 OVERLOAD = 1.3
 """Times the capacity: limits act in overload, so that is where they are chosen, or at the load if it is more."""
@@ -51,7 +51,7 @@ class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
 def recommend(asked: Asked) -> Recommendation | None:
     """Search the limits; None where one request alone is slower than the SLO."""
     profile, slo, load = asked
-    capacity = streams.capacity(profile, load.lengths, slo)
+    capacity = loads.capacity(profile, load.lengths, slo)
     if not capacity.rate:
         return None
     twin = StreamTwin(asked, load.rate) if load.named else None
@@ -62,7 +62,7 @@ def recommend(asked: Asked) -> Recommendation | None:
 
     def queue(sequences: int, share: float) -> int:
         # As long as prompts leave the queue at the pace of `sequences`: 0.9 x 2 s x 6/s x 1,000 tokens.
-        rate = streams.rate_at(profile, load.lengths, sequences)
+        rate = loads.rate_at(profile, load.lengths, sequences)
         return max(1, round(share * slo.ttft * rate * prompt))
 
     def goodput(sequences: int, share: float, budget: int) -> float:

@@ -6,8 +6,8 @@ from base64 import b64decode, b64encode
 import pytest
 
 from carpool_operator.cluster.kube import ApiError
-from carpool_operator.injector import store
-from carpool_operator.injector.certificates import LIFE, SETTLE, read
+from carpool_operator.webhook import store
+from carpool_operator.webhook.certificates import LIFE, SETTLE, read
 
 NAMES = store.Names("carpool-system")
 NOW = 1_800_000_000.0

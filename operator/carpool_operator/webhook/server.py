@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
 from carpool_operator.injector.reasons import Reason
-from carpool_operator.injector.review import Answer, judge, respond
 from carpool_operator.injector.room import UNKNOWN
+from carpool_operator.webhook.review import Answer, judge, respond
 from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:

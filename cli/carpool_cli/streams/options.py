@@ -14,10 +14,10 @@ from carpool.generation.profiles import EngineProfile, Linear
 from carpool.generation.requests import Slo
 from carpool_cli.live.figures import number
 from carpool_cli.options import DURATION, FiniteRange
-from carpool_cli.planning import streams
 from carpool_cli.planning.assumptions import MOST_REQUESTS, find
-from carpool_cli.planning.streams import Lengths, Stretch
 from carpool_cli.planning.traces import Trace, lasts, scaled
+from carpool_cli.streams import loads
+from carpool_cli.streams.loads import Lengths, Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +54,8 @@ class StreamLoad(NamedTuple):
             count = rate * self.seconds
             if count > MOST_REQUESTS:
                 raise click.ClickException(f"that is over {MOST_REQUESTS} requests: lower --rate or --for")
-            even = streams.poisson(Random(self.seed), int(1.5 * count) + 100, self.cv**-2)  # noqa: S311 - load
-            times = streams.stretched(even, [Stretch(self.seconds, rate)])
+            even = loads.poisson(Random(self.seed), int(1.5 * count) + 100, self.cv**-2)  # noqa: S311 - load
+            times = loads.stretched(even, [Stretch(self.seconds, rate)])
         if not times:
             raise click.ClickException(f"no request comes in {self.seconds:g} s: raise --rate or --for")
         return times
@@ -165,7 +165,7 @@ def read(
     if (path is None) == (step is None):
         raise click.UsageError("name --profile or --step, one of the two")
     if path is not None:
-        profile = streams.read_profile(path)
+        profile = loads.read_profile(path)
     elif kv_tokens is None or step is None:
         raise click.UsageError(
             "--step needs --kv-tokens: how many tokens the KV cache holds (vLLM logs it at its start)"
@@ -226,7 +226,7 @@ def read_load(
         for name, value in drawn.items():
             if value is not None:
                 raise click.UsageError(f"{name} does not go with --trace, which brings its own")
-        lengths, recorded = streams.recorded(find(trace))
+        lengths, recorded = loads.recorded(find(trace))
         if recorded[0] == recorded[-1]:
             raise click.ClickException(f"{trace}: needs requests at different times")
         span = lasts(recorded) if rate is None else len(recorded) / rate
@@ -234,7 +234,7 @@ def read_load(
     if prompt_tokens is None or output_tokens is None:
         raise click.UsageError("name lengths: --prompt-tokens and --output-tokens, or --trace FILE")
     spread = SPREAD if length_spread is None else length_spread
-    lengths = streams.lognormal(prompt_tokens, output_tokens, Random(seed), spread)  # noqa: S311 - load
+    lengths = loads.lognormal(prompt_tokens, output_tokens, Random(seed), spread)  # noqa: S311 - load
     return StreamLoad(lengths, seconds, seed, rate, cv or 1.0, None)
 
 

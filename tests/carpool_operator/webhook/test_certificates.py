@@ -7,7 +7,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from carpool_operator.injector.certificates import LIFE, SETTLE, issue, read, renewed
+from carpool_operator.webhook.certificates import LIFE, SETTLE, issue, read, renewed
 
 NAMES = ("carpool-injector.carpool-system.svc",)
 DAY = 86400.0

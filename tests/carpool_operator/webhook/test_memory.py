@@ -15,13 +15,13 @@ import pytest
 import yaml
 
 from carpool.policy.durations import Quantity
-from carpool_operator.injector.server import LARGE, LARGE_AT_ONCE, MAX_OBJECT, MAX_REVIEW
+from carpool_operator.webhook.server import LARGE, LARGE_AT_ONCE, MAX_OBJECT, MAX_REVIEW
 
 SERVER = """
 import asyncio, sys
 from aiohttp import web
-from carpool_operator.injector import server
-from carpool_operator.injector.main import BUFFER, Injector, Settings
+from carpool_operator.webhook import server
+from carpool_operator.webhook.main import BUFFER, Injector, Settings
 
 async def main():
     server.READ = 600.0  # a machine that pauses turns no review away

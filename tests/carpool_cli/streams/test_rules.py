@@ -1,6 +1,6 @@
 from carpool.generation.profiles import EngineProfile, Linear
 from carpool.generation.requests import Admit, Refuse, Request, Slo
-from carpool_cli.planning.stream_rules import Cap, Nothing, QueuedTokens
+from carpool_cli.streams.rules import Cap, Nothing, QueuedTokens
 
 PROFILE = EngineProfile(
     name="test",

@@ -14,7 +14,7 @@ from carpool_operator.injector.room import UNREAD, Surroundings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from carpool_operator.injector.store import Server
+    from carpool_operator.webhook.store import Server
 
 KEEP = 10.0
 """Seconds for which what was read is good. Where there is a quota, what is left of it is read for every pod."""

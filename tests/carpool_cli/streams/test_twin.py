@@ -2,9 +2,9 @@ import pytest
 
 from carpool.generation.profiles import EngineProfile, Linear
 from carpool.generation.requests import Slo
-from carpool_cli.planning.stream_load import Asked, StreamLoad
-from carpool_cli.planning.stream_twin import StreamTwin, show
-from carpool_cli.planning.streams import Lengths
+from carpool_cli.streams.loads import Lengths
+from carpool_cli.streams.options import Asked, StreamLoad
+from carpool_cli.streams.twin import StreamTwin, show
 
 PROFILE = EngineProfile(name="test", source="made up", kv_tokens=400_000, step=Linear(0.01, 0.0, 1e-7, 5e-5))
 SLO = Slo(2.0, 0.05)

@@ -5,13 +5,13 @@ import logging
 import pytest
 
 from carpool_operator.cluster.kube import ApiError
-from carpool_operator.injector import main as module
-from carpool_operator.injector import store
-from carpool_operator.injector.certificates import LIFE, issue
 from carpool_operator.injector.decide import Settings
-from carpool_operator.injector.main import Upkeep, main
-from carpool_operator.injector.server import Injector
-from carpool_operator.injector.tls import ServingContext
+from carpool_operator.webhook import main as module
+from carpool_operator.webhook import store
+from carpool_operator.webhook.certificates import LIFE, issue
+from carpool_operator.webhook.main import Upkeep, main
+from carpool_operator.webhook.server import Injector
+from carpool_operator.webhook.tls import ServingContext
 
 NAMES = store.Names("carpool-system")
 NOW = 1_800_000_000.0

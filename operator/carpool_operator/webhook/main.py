@@ -19,16 +19,16 @@ from aiohttp import web
 
 from carpool_operator.api import annotations as names
 from carpool_operator.cluster.kube import ApiError, ConfigException, connect
-from carpool_operator.injector import store
-from carpool_operator.injector.certificates import Pair
 from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, DEFAULT_RESOURCES, Settings, is_secret_name
-from carpool_operator.injector.namespaces import Namespaces
 from carpool_operator.injector.ports import port_number
 from carpool_operator.injector.reasons import Skipped
 from carpool_operator.injector.resources import of_sidecar
-from carpool_operator.injector.server import BUFFER, Injector
-from carpool_operator.injector.tls import ServingContext
 from carpool_operator.logs import set_up
+from carpool_operator.webhook import store
+from carpool_operator.webhook.certificates import Pair
+from carpool_operator.webhook.namespaces import Namespaces
+from carpool_operator.webhook.server import BUFFER, Injector
+from carpool_operator.webhook.tls import ServingContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, field
 
 from carpool_operator.cluster.kube import JSON, ApiError, path_of
-from carpool_operator.injector.certificates import Material, read, renewed
+from carpool_operator.webhook.certificates import Material, read, renewed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

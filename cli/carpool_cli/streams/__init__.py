@@ -1,0 +1,1 @@
+"""Loads of token streams on the twin of an engine: what the commands forecast and recommend for them."""
