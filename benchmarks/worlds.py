@@ -87,6 +87,9 @@ WORLDS = {
     "irregular heavy rows": World("both", _line(0.0036, 0.0012), 0.3, rows=1.0, bursts=0.25),
     "roofline": World("12 rows cost as much as one", lambda rows: max(0.018, 0.0015 * rows), 0.18),
     "cliff": World("25 rows cost 60 ms more than 24", lambda rows: 0.012 + 0.0009 * rows + 0.06 * (rows > 24), 0.3),
+    "early cliff": World(
+        "5 rows take twice as long as 4", lambda rows: (0.024 + 0.0016 * rows) * (2 if rows > 4 else 1), 0.32, noise=0.1
+    ),
     "80 ms fixed": World("nearly all of the cost is fixed", _line(0.08, 0.0008), 0.4),
     "tight": World("four at once, an SLO of 1.3 times the latency of one row", _line(0.03, 0.003), 0.0435, 4),
     "square wave": World("20 % more for 2 s, then 20 % less", _line(0.0036, 0.0012), 0.15, wave=2.0),

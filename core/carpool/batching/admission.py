@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.batching.queues import Queue
-from carpool.batching.requests import Priority, Refusal, Refused, seldom_exceeded, time_of
+from carpool.batching.requests import ROUNDING, Priority, Refusal, Refused, seldom_exceeded, time_of
 
 if TYPE_CHECKING:
     from carpool.batching.model_state import ModelState
@@ -58,9 +58,9 @@ class AdmissionControl:
         if request.exempt or estimate is None:
             return None
         if queue.state.belief.shed_slo:
-            request.sheddable = now + queue.span(request, estimate) <= request.due
+            request.sheddable = now + queue.span(request, estimate) <= request.due + ROUNDING
         limit = min(request.due, request.deadline) if request.sheddable else request.deadline
-        if limit < inf and self._finish(queue, request, estimate, now) > limit:
+        if limit < inf and self._finish(queue, request, estimate, now) > limit + ROUNDING:
             return Refused.LATE
         return None
 

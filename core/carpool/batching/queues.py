@@ -227,4 +227,4 @@ class Queue:
         if estimate is not None:
             for request in self:
                 if not request.sheddable:
-                    request.sheddable = request.arrived + self.span(request, estimate) <= request.due
+                    request.sheddable = request.arrived + self.span(request, estimate) <= request.due + ROUNDING

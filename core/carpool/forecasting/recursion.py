@@ -244,13 +244,13 @@ def refusing(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[f
                 del flight[0]
             # An idle device admits all, and drops none of them.
             due = math.inf
-            if flight and times[1] <= target:
+            if flight and times[1] <= target + ROUNDING:
                 due = now + target
                 start = now if len(flight) < concurrency else max(now, flight[-concurrency])
                 answered = start + _expected(waiting, len(flight) < slots, times, cap, concurrency, surely)
-                if answered > due:
+                if answered > due + ROUNDING:
                     if len(flight) >= concurrency:  # until a batch leaves or ends, nothing changes but the time
-                        upcoming = bisect_left(arrivals, min(answered - target, leave, flight[0]), upcoming)
+                        upcoming = bisect_left(arrivals, min(answered - target - ROUNDING, leave, flight[0]), upcoming)
                     continue
             queue.append(now)
             dues.append(due)

@@ -120,9 +120,9 @@ class _Player:
             times, cap = queue.kind.times, rules.cap
             rounds = math.ceil(rows / (cap * rules.concurrency))
             alone = times[rows] if rows <= cap else rounds * times[cap]
-            if alone <= rules.target:
+            if alone <= rules.target + ROUNDING:
                 due = now + rules.target
-                if self._start(now) + self._expected(queue, rows, alone) > due:
+                if self._start(now) + self._expected(queue, rows, alone) > due + ROUNDING:
                     return
         queue.requests.append(_Waiting(index, now, rows, due))
         queue.rows += rows

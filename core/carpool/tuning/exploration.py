@@ -40,8 +40,8 @@ SPENDS = 0.05
 LEAST_CREDIT = 3.0
 """Requests that may be late in an exploration that was forecast to make none late."""
 
-LOSES = 0.15
-"""Share of the requests that exploration beyond the capacity may lose at most while it lasts."""
+LOSES = 3.0
+"""Seconds' worth of requests that exploration beyond the capacity may lose at most."""
 
 LASTS = 20.0
 """Seconds after which an exploration ends though it showed nothing; the next of that setting waits twice as long."""
@@ -101,16 +101,15 @@ class Exploration:
     def begin(self, parameters: Parameters, before: Parameters, service: ServiceTime, now: float) -> None:
         """Note that ``parameters`` are put in force to be explored, in place of those ``before``."""
         key = parameters.max_batch, parameters.max_in_flight
-        _, pause = self._pauses.get(key, (0.0, LASTS / 2))
-        self._pauses[key] = (inf, 2 * pause)
+        self._pauses[key] = (inf, 2 * self._pauses.get(key, (0.0, LASTS / 2))[1])
         # As many may be in force already, and never have been in flight: then only a new size shows anything sooner.
         is_known = parameters.max_batch in service.measured_sizes(batches_needed(service))
         more = parameters.max_in_flight > max(service.executors, service.largest_in_flight) and (
             is_known or parameters.max_in_flight > before.max_in_flight
         )
         credit = max(SPENDS * self.spare, LEAST_CREDIT)
-        beyond = below(service, parameters.max_batch)
-        self._trial = _Trial(parameters, beyond, now + LASTS, credit, more, batches_needed(service))
+        beyond, left = below(service, parameters.max_batch), batches_needed(service)
+        self._trial = _Trial(parameters, beyond, now + LASTS, credit, more, left)
         self.candidate = None
 
     def observe(self, now: float, stats: ModelStats, late: float, service: ServiceTime) -> bool:
@@ -193,11 +192,13 @@ class Exploration:
 
     def _is_bearable(self, forecaster: Forecaster, point: Parameters, best: Assessment) -> bool:
         """Whether a setting does no harm at the upper confidence of batch latency, or what can be paid for."""
-        situation, one = forecaster.situation, forecaster.assess(point)
+        situation, service, one = forecaster.situation, forecaster.situation.service, forecaster.assess(point)
         # That no more are computed at once shows with the first batch that waits for it: it costs a few batches.
-        more = point.max_in_flight > situation.service.executors
+        more = point.max_in_flight > service.executors
         if not best.holds_now:
-            return more or one.lost_ahead <= best.lost_ahead + LOSES
+            # A backlog fills its batches, and then it ends: six of 0.2 s lose the requests of 1.2 s at most.
+            lasts = min(batches_needed(service) * service.upper(point.max_batch), LASTS)
+            return more or (one.lost_ahead - best.lost_ahead) * lasts <= LOSES
         risk = min(one.risk, one.risk_within(EXPOSED)) if more else one.risk
         return risk <= situation.budget or risk * EXPOSED * situation.process.rate <= SPENDS * self.spare
 
@@ -219,8 +220,7 @@ def _is_filled(possible: Assessment, beyond: int) -> bool:
     """Whether enough batches with more than ``beyond`` rows come within half of the time that exploration lasts."""
     sizes, situation = possible.batches, possible.situation
     count = sum(size * situation.rows > beyond for size in sizes)
-    seconds = sum(sizes) / situation.process.rate
-    return count * LASTS / 2 >= batches_needed(situation.service) * seconds
+    return count * LASTS / 2 >= batches_needed(situation.service) * sum(sizes) / situation.process.rate
 
 
 def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters]:

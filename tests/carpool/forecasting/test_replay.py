@@ -166,14 +166,24 @@ def test_keys_and_rows_are_replayed_as_the_batcher_serves_them(data):
     point = parameters(data.draw(st.integers(1, 40)), 0.0, slots, passing=data.draw(st.booleans()))
     shed, target = data.draw(st.booleans()), data.draw(st.sampled_from([0.02, 0.05, 0.2]))
     service = replace(curve(0.5), noise=data.draw(st.sampled_from([0.0, 0.3])), executors=concurrency)
-    latencies: list[float] = []
-    load = Load(arrived, rows, shares)
-    forecast(load, service, point, target, shed=shed, latencies=latencies)
+    assert forecast_latencies(arrived, rows, service, point, target, shed=shed, shares=shares) == pytest.approx(
+        batcher_latencies(arrived, rows, service, point, target, shed=shed, shares=shares), abs=1e-9
+    )
+
+
+def forecast_latencies(arrived, rows, service, point, target, *, shed, shares=(1.0,)):
+    latencies = []
+    forecast(Load(arrived, rows, shares), service, point, target, shed=shed, latencies=latencies)
+    return latencies
+
+
+def batcher_latencies(arrived, rows, service, point, target, *, shed, shares=(1.0,)):
+    """Play the same requests event by event, each with a key of its kind."""
     admission = Admission(max_queued_rows=10**9, timeout=Duration(1e6))
-    keys = assigned(count, shares, arrived[0])
+    keys = assigned(len(arrived), shares, arrived[0])
     twin = Simulation(
         [Arrival(time, size, key=1 + key) for time, size, key in zip(arrived, rows, keys, strict=True)],
-        Device(table(service.table(64)), executors=concurrency),
+        Device(table(service.table(64)), executors=service.executors),
         slo=target,
         parameters=point,
         estimate=service.believed(64),
@@ -181,8 +191,23 @@ def test_keys_and_rows_are_replayed_as_the_batcher_serves_them(data):
         dispatcher=lambda: Batcher(point, admission=admission),
         admission=admission,
     ).run()
-    served = [latency for latency in twin.latencies if latency < inf]
-    assert latencies == pytest.approx(served, abs=1e-9)
+    return [latency for latency in twin.latencies if latency < inf]
+
+
+@pytest.mark.parametrize("rows", [1, 2], ids=["of one row", "cut"])
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_what_takes_just_the_target_is_in_time_whichever_way_it_is_added_up(rows, concurrency):
+    # 0.002 + 0.0005 * 36 is 0.02 and one bit more: a longer time than the target, and yet the same sum with an arrival.
+    exactly = 0.002 + 0.0005 * 36
+    service = ServiceTime.measured({1: exactly, 2: 2 * exactly}, executors=concurrency)
+    arrived = times(100.0)[:1000]
+    point = parameters(1, 0.0, concurrency)
+    target = 0.02 * rows / min(rows, concurrency)  # a cut request's parts are computed at once, if they can be
+    played = [
+        of(arrived, [rows] * 1000, service, point, target, shed=True) for of in (forecast_latencies, batcher_latencies)
+    ]
+    assert 0 < len(played[0]) < 1000
+    assert played[0] == pytest.approx(played[1], abs=1e-9)
 
 
 def of_groups(shares, rate, point, *, rows=1, shed=False):

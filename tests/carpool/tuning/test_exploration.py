@@ -417,6 +417,29 @@ def test_what_may_miss_the_slo_is_explored_once_as_much_was_saved_up():
     assert outcome.summary().miss_fraction < 0.005
 
 
+CLIFF = Device(times=lambda rows, _: (0.024 + 0.0016 * rows) * (2 if rows > 4 else 1), cv=0.1)
+"""Five rows take twice as long as four do; from ten on rows are cheaper than in batches of four."""
+
+
+def test_beyond_the_capacity_a_size_that_seems_dear_is_explored_for_what_a_few_batches_lose():
+    # By the line through 4 and 6 rows, 12 take 180 ms and lose half of the requests: for six batches, 1.1 s.
+    service = ServiceTime.measured({rows: CLIFF.times(rows, 0) for rows in (1, 2, 3, 4, 6)}, noise=0.1)
+    found = candidate(160.0, moving=False, service=service, target=0.32)
+    assert found is not None
+    assert found.max_batch == 12
+    # On a device ten times as slow they would lose 11 s.
+    assert candidate(16.0, moving=False, service=service.scaled(10), target=3.2) is None
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_capacity_behind_a_cliff_is_found(seed):
+    # Batches of four carry 131 requests/s, of 32 carry 213.
+    rising = [*until(Poisson(60), 40, Random(seed)), *(40 + time for time in until(Poisson(150), 40, Random(seed + 9)))]
+    outcome, decisions = tuned(rising, CLIFF, for_p99(0.32))
+    assert outcome.summary(60.0).miss_fraction < 0.01
+    assert decisions[-1].parameters.max_batch > 12
+
+
 def test_where_rows_get_dearer_for_good_it_comes_to_rest():
     # 12 % more per row with every doubling: sizes are explored once each, if at all, and never again.
     device = Device(times=lambda rows, _: 0.003 * rows**1.16, cv=0.05)
