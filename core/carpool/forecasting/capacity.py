@@ -21,7 +21,7 @@ from carpool.policy.parameters import Parameters
 from carpool.policy.spec import PERCENTILES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from carpool.forecasting.forecaster import Situation
 
@@ -94,12 +94,14 @@ def _search(forecaster: Forecaster, settings: Iterable[Parameters]) -> tuple[Par
     return best, found
 
 
-def candidates(situation: Situation, sizes: Collection[int], flights: int) -> list[Parameters]:
-    """List the settings that may serve most, those that carry most in full batches first.
+def candidates(situation: Situation, sizes: Sequence[int], flights: int) -> list[Parameters]:
+    """List the settings of ``sizes``, ascending, that may serve most, those that carry most in full batches first.
 
     With one batch in flight no wait adds to the capacity: what comes while a batch is computed is the next one.
     """
-    limits = situation.limits
+    # Larger batches than were measured may carry more, and replicas are not taken away on a guess.
+    limits, measured = situation.limits, min(max(situation.service.largest_measured, sizes[0]), sizes[-1])
+    sizes = [*(size for size in sizes if size < measured), measured]
     waits = limits.waits(WAITS if flights > 1 else WAITS[:1])
     # A request may have to wait for the batch before its own. Where both take about the SLO, only playing it shows.
     able = [size for size in sizes if 2 * situation.service.time(size) <= situation.target] or [min(sizes)]
