@@ -223,8 +223,8 @@ def test_it_is_tuned_by_what_prometheus_holds_and_by_nothing_else(installed, clu
         api.until("events", namespace, lambda found: any(event["reason"] == "FellBack" for event in found), timeout=120)
         traffic.wait_for(1440)
         assert until(bool)["applied"] == blind["applied"]
-        # What was in force all that time, as `carpool savings` forecasts it, and what the sidecars counted meanwhile, by
-        # their own clocks. 2 % apart beside 16 busy processes. Without pauses: tests/carpool_cli/demo/test_saved.py.
+        # What was in force all that time, as `carpool savings` forecasts it, and what the sidecars counted meanwhile,
+        # by their own clocks. It was 2 % beside 16 busy processes; without: tests/carpool_cli/demo/test_saved.py.
         after = counted(api, pods)
         compares = []
         for pod, first, last in zip(pods, before, after, strict=True):

@@ -94,10 +94,7 @@ def test_no_way_carries_more_than_the_best_by_sizes_that_nobody_measured():
     named = ways(found)
     assert named["in force now"].capacity <= 1.01 * named["Carpool at best"].capacity
     assert named["in force now"].setting == Parameters(max_batch=32).describe()
-    assert [each[:31] for each in found.beware] == [
-        "batches above 4 rows were not m",
-        "batch 32, wait 0s, 1 in flight:",
-    ]
+    assert found.beware[0].startswith("batches above 4 rows were not measured")
     assert "batches of up to 8 rows, twice the largest measured" in found.beware[1]
 
 
