@@ -9,11 +9,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import click
 from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting.capacity import FULL
 from carpool.forecasting.forecaster import Situation
+from carpool.policy.durations import format_seconds
 from carpool.policy.spec import Objective
 from carpool.tuning.objective import Aim
 from carpool_cli.planning import assumptions, replica
@@ -141,7 +143,14 @@ def savings(
 
     ``retunes``: whether ``now`` would follow another load per replica. ``counted``: what was, in place of a forecast.
     ``beware``: what the forecasts leave out.
+
+    Raises ``click.ClickException`` where ``by_hand`` waits for the SLO or longer, or nothing meets the SLO.
     """
+    if by_hand is not None and by_hand.max_wait >= situation.target:
+        raise click.ClickException(
+            f"a wait of {by_hand.max_wait} set by hand is not below the SLO of {format_seconds(situation.target)}: "
+            "every request that waits for it is late; lower --max-wait"
+        )
     rates = {each.rate for each in load}
     aim = Aim.of(policy)
     ways: list[tuple[str, Replica]] = [

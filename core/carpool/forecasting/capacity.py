@@ -29,7 +29,7 @@ EXACT = 0.01
 """Relative width of the interval that the capacity is known to lie in."""
 
 SIZES = 2
-"""Batch sizes compared: those with most rows per second, if two batches fit into the SLO. All larger ones are, too."""
+"""Sizes compared: those with most rows per second, if two batches fit into the SLO, all larger ones, the smallest."""
 
 SAMPLES = 4
 """Samples of arrivals that misses near the SLO's are judged by, at most."""
@@ -107,7 +107,7 @@ def candidates(situation: Situation, sizes: Sequence[int], flights: int) -> list
     able = [size for size in sizes if 2 * situation.service.time(size) <= situation.target] or [min(sizes)]
     best = sorted(able, key=lambda size: -situation.service.capacity(size, flights))[:SIZES]
     slower = sorted(size for size in sizes if size > max(able) and situation.service.time(size) <= situation.target)
-    return [Parameters(size, wait, flights) for size in (*best, *slower) for wait in waits]
+    return [Parameters(size, wait, flights) for size in dict.fromkeys((*best, *slower, sizes[0])) for wait in waits]
 
 
 def _highest(forecaster: Forecaster, setting: Parameters, low: float, high: float, *, upper: bool = False) -> float:

@@ -80,6 +80,13 @@ def test_an_slo_that_one_request_alone_misses_is_named(carpool, profile):
     assert "a request takes 5.5ms by itself" in result.output
 
 
+def test_a_wait_by_hand_that_makes_every_request_late_is_named(carpool, profile):
+    asked = ("savings", "--profile", profile, "--slo-p99", "50ms", "--rate", 100)
+    result = carpool(*asked, "--max-wait", "80ms")
+    assert result.exit_code == 1
+    assert "a wait of 80ms set by hand is not below the SLO of 50ms" in result.output
+
+
 def test_a_picture_of_a_kind_that_nobody_draws_is_refused_before_anything_is_played(carpool, profile, tmp_path):
     result = carpool(
         "savings", "--profile", profile, "--slo-p99", "50ms", "--rate", 1, "--plot", tmp_path / "saved.txt"
