@@ -390,9 +390,11 @@ class Driver:
         status = exchange.status
         model = self._models.label(request.model)
         if waiter.answered and not request.shadow:
-            self.counts.took(model, exchange.sent_at - request.arrived)
+            ok = 200 <= status < 300
+            if ok:
+                self.counts.took(model, exchange.sent_at - request.arrived)
             failure = REJECTED if callers_fault(status) else FAILED
-            waiter.counters.answered(request.arrived, request.due, exchange.sent_at, 200 <= status < 300, failure)
+            waiter.counters.answered(request.arrived, request.due, exchange.sent_at, ok, failure)
         self.counts.answered(model, waiter.parsed.endpoint.protocol, status)
         self._models.left(waiter.entry)
         exchange.context = None

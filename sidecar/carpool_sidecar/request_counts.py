@@ -20,7 +20,7 @@ class RequestCounts:
         self.answers: dict[tuple[str, str, int], int] = {}
         """By model, protocol and status."""
         self.duration_seconds: dict[str, float] = {}
-        """Seconds from arrival to answer, summed up."""
+        """Seconds from arrival to successful answers, summed up."""
         self.batch_sizes: dict[tuple[str, int], int] = {}
         """Batches sent, by model and the power of two that their rows round up to: callers choose how many rows."""
         self.batch_rows: dict[str, int] = {}
@@ -42,7 +42,7 @@ class RequestCounts:
         self.answers[key] = self.answers.get(key, 0) + 1
 
     def took(self, model: str, seconds: float) -> None:
-        """Add the seconds from a request's arrival to its answer."""
+        """Add the seconds from a request's arrival to its successful answer."""
         self.duration_seconds[model] = self.duration_seconds.get(model, 0.0) + seconds
 
     def sent(self, model: str, rows: int) -> None:

@@ -437,7 +437,7 @@ async def test_counters_tell_what_happened(world, wait_until):
     world.model.behave = lambda exchange: exchange.respond(500, [], b"{}")
     assert (await client.predict(b"2")).status == 500
     counted = sidecar.batcher.stats(sidecar.clock()).models["m"]
-    assert (counted.arrivals, counted.served, counted.hits, counted.misses) == (3, 3, 1, {"failed": 1, "rejected": 1})
+    assert (counted.arrivals, counted.served, counted.hits, counted.misses) == (3, 1, 1, {"failed": 1, "rejected": 1})
     assert sidecar.driver.counts.answers == {("m", "v1", 200): 1, ("m", "v1", 400): 1, ("m", "v1", 500): 1}
 
 

@@ -17,7 +17,7 @@ from carpool.tuning.objective import Aim
 from carpool_cli.live.figures import number
 from carpool_cli.options import DURATION, FiniteRange, WithStreams, objective_options
 from carpool_cli.planning import assumptions
-from carpool_cli.planning.recommending import recommend
+from carpool_cli.planning.recommending import highest_load, recommend
 from carpool_cli.profiling import device_profile
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _show(found: Recommendation, pasted: dict[str, object]) -> None:
         f"{format_seconds(found.p99_ahead)}; {1 - found.miss_fraction:.2%} in time, "
         f"{found.mean_batch:.3g} rows per batch, device {found.utilization:.0%} busy"
     )
-    click.echo(f"highest load at which any configuration meets the SLO: {number(found.highest_load)} requests/s")
+    click.echo(highest_load(found))
     click.echo("\n# sidecar.yaml, for `carpool up --config sidecar.yaml --upstream http://127.0.0.1:9000` (or --onnx).")
     click.echo("# the tuner starts from this baseline; `tuning: {mode: Hold}` beside it freezes it")
     click.echo(yaml.safe_dump(pasted, sort_keys=False).rstrip())

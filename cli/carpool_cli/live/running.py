@@ -124,9 +124,9 @@ _SEND = "carpool bench http://127.0.0.1:8080 --model NAME --rate 100"
 def learned(stats: ModelStats, lane: Lane) -> ServiceTime | None:
     """Return t(b) as the sidecar believes it, ``None`` where nothing was measured.
 
-    The counters tell which sizes were measured, how sure that is, how single batches spread and how many are computed
-    at once; they sum up all since the sidecar began. The sidecar's own tuner forgets what is old, so that the level of
-    each size is its.
+    The counters tell which sizes were measured, how sure that is and how many are computed at once; they sum up all
+    since the sidecar began. The sidecar's own tuner forgets what is old and leaves out pauses of the host, so that the
+    level of each size and the spread of single batches are its.
     """
     learner = LatencyLearner()
     learner.observe(0.0, stats.samples())
@@ -153,6 +153,7 @@ def learned(stats: ModelStats, lane: Lane) -> ServiceTime | None:
         head_slope=head,
         tail_slope=tail,
         tail_error=counted.tail_error * ratios[-1],
+        noise=counted.noise if lane.service_noise is None else lane.service_noise,
     )
 
 

@@ -14,6 +14,8 @@ from carpool.policy.spec import PassThroughMode
 from carpool.tuning import messages
 from carpool.tuning.candidates import SIZES, WAITS, largest_reliable
 from carpool.tuning.objective import Aim, choose, rank
+from carpool_cli.live.figures import number
+from carpool_cli.planning import replica
 from carpool_cli.profiling.inflection import inflection
 
 if TYPE_CHECKING:
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
 
     from carpool.forecasting.forecaster import Assessment, Situation
     from carpool.policy.spec import BatchingPolicy
-
-SCAN = 0.97
-"""Loads are tried from the capacity downwards, each this share of the one before."""
 
 TIGHT = 0.9
 """Share of the capacity beyond which small errors of t(b) decide."""
@@ -36,7 +35,7 @@ class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
     """What to set. Seconds, and requests per second; ``device_time`` is of one request.
 
     ``zero_wait`` and ``alone`` (no batching) are what else there is, and ``*_holds`` whether they hold the SLO at this
-    load; ``highest_load`` is up to where some configuration does.
+    load; ``highest_load`` is up to where some configuration does, as a sidecar's `/capacity`.
     """
 
     parameters: Parameters
@@ -61,6 +60,8 @@ class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
     alone_device_time: float
     alone_holds: bool
     highest_load: float
+    unmeasured_beyond: int | None
+    """Rows of the largest batch measured, where larger ones may serve more; ``highest_load`` counts none of these."""
     bounded_by: str
     reasons: list[str]
     doubts: list[str]
@@ -136,7 +137,8 @@ def recommend(
         zero_wait_holds=zero_wait.holds_now,
         alone_device_time=alone.now.device_time,
         alone_holds=alone.holds_now,
-        highest_load=highest_load(situation, forecasting),
+        highest_load=replica.carried(situation).rate,
+        unmeasured_beyond=replica.unmeasured_beyond(situation),
         bounded_by=bounded_by,
         reasons=reasons,
         doubts=_doubts(situation, best),
@@ -150,25 +152,11 @@ def best_for(policy: BatchingPolicy, forecaster: Forecaster) -> Assessment:
     return choose(forecaster, Aim.of(policy), start, policy.pass_through.mode).target
 
 
-def highest_load(situation: Situation, forecasting: Callable[[Situation], Forecaster] = Forecaster) -> float:
-    """Return the highest load (requests/s) at which some configuration holds the SLO; 0 where none does.
-
-    Whether one holds is not monotone in the load, so loads are scanned downwards and not bisected. Near the capacity
-    queues fill batches, so those that wait for no company are all that has to be tried.
-    """
-    service, limits = situation.service, situation.limits
-    sizes = sorted({limits.max_batch, *(size for size in SIZES if limits.min_batch <= size <= limits.max_batch)})
-    capacity = max(service.capacity(size, service.executors) for size in sizes) / situation.rows
-    rate = capacity
-    while rate > capacity / 100:
-        forecaster = forecasting(replace(situation, process=replace(situation.process, rate=rate)))
-        for size in reversed(sizes):
-            if rate * situation.rows / service.capacity(size, service.executors) < 1:
-                greedy = limits.clamp(Parameters(max_batch=size, max_in_flight=service.executors))
-                if forecaster.assess(greedy).holds_now:
-                    return rate
-        rate *= SCAN
-    return 0.0
+def highest_load(found: Recommendation) -> str:
+    """Say which load one replica serves within the SLO, and what that leaves out."""
+    rows = found.unmeasured_beyond
+    beyond = "" if rows is None else f", in batches of up to {rows} rows; larger ones were not measured"
+    return f"highest load at which any configuration meets the SLO: {number(found.highest_load)} requests/s{beyond}"
 
 
 def _reasons(forecaster: Forecaster, best: Assessment) -> list[str]:

@@ -25,6 +25,7 @@ from carpool.tuning.objective import choose
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from carpool.forecasting.capacity import Capacity
     from carpool.forecasting.forecaster import Situation
     from carpool.tuning.objective import Aim
 
@@ -84,6 +85,17 @@ def needed(rate: float, capacity: float, least: int = 1) -> int:
     return max(replicas(rate / capacity), least)
 
 
+def carried(situation: Situation) -> Capacity:
+    """Return what one replica serves within the SLO, in batches as large as were measured: a sidecar's `/capacity`."""
+    return capacity(situation, _candidates(situation))
+
+
+def unmeasured_beyond(situation: Situation) -> int | None:
+    """Return the rows of the largest batch measured, where larger ones may serve more; no capacity counts those."""
+    largest = situation.service.largest_measured
+    return largest if _sizes(situation)[-1] > largest else None
+
+
 def reliable(situation: Situation, parameters: Parameters) -> int:
     """Return the rows of a batch up to which a forecast of ``parameters`` stands on measurements."""
     limits = replace(situation.limits, max_batch=parameters.max_batch)
@@ -93,10 +105,12 @@ def reliable(situation: Situation, parameters: Parameters) -> int:
 def fixed(situation: Situation, parameters: Parameters, load: Collection[float] = ()) -> Replica:
     """Return a replica whose parameters never change; its batches are no larger than what is ``reliable``.
 
-    ``load``, here and below: rates of all replicas together that matter most.
+    Its capacity is that of batches as large as were measured. ``load``, here and below: rates of all replicas together
+    that matter most.
     """
     able = replace(parameters, max_batch=reliable(situation, parameters))
-    found = _played(situation, capacity(situation, [able]).rate, lambda _: able, load)
+    measured = replace(able, max_batch=min(able.max_batch, max(situation.service.largest_measured, situation.rows)))
+    found = _played(situation, capacity(situation, [measured]).rate, lambda _: able, load)
     return replace(found, settings=(parameters,) * len(found.settings))
 
 
@@ -122,7 +136,7 @@ def tuned(
     now: Parameters | None = None,
 ) -> Replica:
     """Return one that the tuner adjusts to the load; at the situation's own it has ``now``."""
-    best = capacity(situation, _candidates(situation))
+    best = carried(situation)
 
     def parameters_at(at: Situation) -> Parameters:
         if now is not None and math.isclose(at.process.rate, situation.process.rate):
@@ -133,8 +147,11 @@ def tuned(
 
 
 def _candidates(situation: Situation) -> list[Parameters]:
-    sizes = productive_sizes(situation.service, situation.limits, also=situation.rows)
-    return candidates(situation, sizes, known_flights(situation.service, situation.limits))
+    return candidates(situation, _sizes(situation), known_flights(situation.service, situation.limits))
+
+
+def _sizes(situation: Situation) -> list[int]:
+    return productive_sizes(situation.service, situation.limits, also=situation.rows)
 
 
 def _played(

@@ -9,18 +9,20 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import click
 from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting.capacity import FULL
 from carpool.forecasting.forecaster import Situation
+from carpool.policy.durations import format_seconds
 from carpool.policy.spec import Objective
 from carpool.tuning.objective import Aim
 from carpool_cli.planning import assumptions, replica
 from carpool_cli.planning.money import written
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from carpool.policy.parameters import Parameters
     from carpool.policy.spec import BatchingPolicy
@@ -141,7 +143,14 @@ def savings(
 
     ``retunes``: whether ``now`` would follow another load per replica. ``counted``: what was, in place of a forecast.
     ``beware``: what the forecasts leave out.
+
+    Raises ``click.ClickException`` where ``by_hand`` waits for the SLO or longer, or nothing meets the SLO.
     """
+    if by_hand is not None and by_hand.max_wait >= situation.target:
+        raise click.ClickException(
+            f"a wait of {by_hand.max_wait} set by hand is not below the SLO of {format_seconds(situation.target)}: "
+            "every request that waits for it is late; lower --max-wait"
+        )
     rates = {each.rate for each in load}
     aim = Aim.of(policy)
     ways: list[tuple[str, Replica]] = [
@@ -162,8 +171,14 @@ def savings(
     if counted is not None:
         found.insert(0, _gained(COUNTED, "", 0.0, counted, price, zero))
     asked = [each for each in (by_hand, now) if each is not None and not (each is now and retunes)]
-    beware = [*beware, *(note for each in asked if (note := _unmeasured(situation, each)))]
+    beware = [*beware, *_beyond(situation), *(note for each in asked if (note := _unmeasured(situation, each)))]
     return Workload(name=name, rate=_mean(load), ways=found, note=_note(found[-1], zero), beware=tuple(beware))
+
+
+def _beyond(situation: Situation) -> Iterator[str]:
+    rows = replica.unmeasured_beyond(situation)
+    if rows is not None:
+        yield f"batches above {rows} rows were not measured: requests/s and replicas count none, and may be better"
 
 
 def _unmeasured(situation: Situation, parameters: Parameters) -> str:
@@ -171,8 +186,7 @@ def _unmeasured(situation: Situation, parameters: Parameters) -> str:
     if parameters.pass_through or rows == parameters.max_batch:
         return ""
     return (
-        f"{parameters.describe()}: batches above {rows} rows were not measured, nor half as large ones; the forecast "
-        "is for no larger ones"
+        f"{parameters.describe()}: the device seconds are of batches of up to {rows} rows, twice the largest measured"
     )
 
 

@@ -26,7 +26,7 @@ from carpool_cli.live.admin_client import AdminError
 from carpool_cli.live.figures import duration, number
 from carpool_cli.planning import assumptions, parameter_map
 from carpool_cli.planning.parameter_map import Plane
-from carpool_cli.planning.recommending import Recommendation, recommend
+from carpool_cli.planning.recommending import Recommendation, highest_load, recommend
 from carpool_cli.planning.replaying import How, load
 from carpool_cli.planning.simulating import TYPICAL, Figures, Twin, distinct, show
 
@@ -383,14 +383,7 @@ def _tell(found: Running, answer: WhatIf) -> None:
         click.echo(f"- {line}")
     if answer.stays:
         click.echo("- the present configuration is not clearly worse: the tuner would stay with it")
-    beyond = (
-        ""
-        if found.limits.max_batch <= service.rows[-1]
-        else f"; beyond {service.rows[-1]} rows batch latency is a guess"
-    )
-    click.echo(
-        f"- highest load at which any configuration meets the SLO: {number(best.highest_load)} requests/s{beyond}\n"
-    )
+    click.echo(f"- {highest_load(best)}\n")
     console = Console(width=max(Console().width, 110), highlight=False)
     marked = _marked(answer)
     console.print(*parameter_map.drawn(answer.planes[-1], marked), sep="\n")

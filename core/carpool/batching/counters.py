@@ -85,7 +85,7 @@ class ModelStats(MutableCamel, rename="camel"):
     """Requests handed to the upstream (a split request once)."""
     queue_seconds: float = 0.0
     served: int = 0
-    """Requests answered, whatever the status."""
+    """Requests answered with success: a model that refuses everything at once is not fast."""
     hits: int = 0
     misses: "dict[str, int]" = {}  # noqa: RUF012, UP037 - msgspec copies it; the quotes: see `Frozen`
     """By reason: late, cold, failed, rejected, cancelled, or a refusal's reason."""
@@ -99,7 +99,7 @@ class ModelStats(MutableCamel, rename="camel"):
     stalled: int = 0
     bisections: int = 0
     durations: "list[int]" = []  # noqa: RUF012, UP037
-    """Requests answered by duration; one more entry than ``DURATION_BOUNDS``, the last beyond them all."""
+    """These by duration; one more entry than ``DURATION_BOUNDS``, the last beyond them all."""
     request_rows: "list[int]" = []  # noqa: RUF012, UP037
     """Arrivals by rows; one more entry than ``ROW_BOUNDS``. Empty: not counted, as by sidecars of older versions."""
 
@@ -118,7 +118,7 @@ class ModelStats(MutableCamel, rename="camel"):
         return [Sample(*cell) for cell in self.cells]
 
     def quantile(self, q: float) -> float | None:
-        """Seconds in which a share ``q`` was answered, to 19 %, for people to read; ``None``: nothing was answered."""
+        """Seconds that a share ``q`` of the successful answers took, to 19 %; ``None``: there was none."""
         total = sum(self.durations)
         if not total:
             return None
@@ -264,8 +264,8 @@ class Counters:
 
     def answered(self, arrived: float, due: float, now: float, ok: bool, failure: str = FAILED) -> None:
         """Count an answer whose last byte left at ``now``: a hit if in time; ``failure``: of one that is no success."""
-        self.served += 1
-        self.durations[bisect_left(DURATION_BOUNDS, now - arrived)] += 1
+        self.served += ok
+        self.durations[bisect_left(DURATION_BOUNDS, now - arrived)] += ok
         if ok and now <= due:
             self.hits += 1
         elif ok:

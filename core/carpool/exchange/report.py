@@ -51,7 +51,8 @@ class Lane(Struct, frozen=True, rename="camel", kw_only=True):
     quarantined: bool
     """Whether its answers had the wrong number of rows, so that nothing is merged."""
     service_seconds: tuple[float, ...] | None = None
-    """Batch latency by rows, seconds; ``None`` while unknown."""
+    """Batch latency by rows, seconds, and the coefficient of variation of single batches; ``None`` while unknown."""
+    service_noise: float | None = None
     executors: int | None = None
     forecast_alarm: str = ""
     """What was observed, while answers take 20 % longer than forecast; ``""``: they don't."""

@@ -21,7 +21,7 @@ from carpool.policy.parameters import Parameters
 from carpool.policy.spec import PERCENTILES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from carpool.forecasting.forecaster import Situation
 
@@ -29,7 +29,7 @@ EXACT = 0.01
 """Relative width of the interval that the capacity is known to lie in."""
 
 SIZES = 2
-"""Batch sizes compared: those with most rows per second, if two batches fit into the SLO. All larger ones are, too."""
+"""Sizes compared: those with most rows per second, if two batches fit into the SLO, all larger ones, the smallest."""
 
 SAMPLES = 4
 """Samples of arrivals that misses near the SLO's are judged by, at most."""
@@ -94,18 +94,20 @@ def _search(forecaster: Forecaster, settings: Iterable[Parameters]) -> tuple[Par
     return best, found
 
 
-def candidates(situation: Situation, sizes: Collection[int], flights: int) -> list[Parameters]:
-    """List the settings that may serve most, those that carry most in full batches first.
+def candidates(situation: Situation, sizes: Sequence[int], flights: int) -> list[Parameters]:
+    """List the settings of ``sizes``, ascending, that may serve most, those that carry most in full batches first.
 
     With one batch in flight no wait adds to the capacity: what comes while a batch is computed is the next one.
     """
-    limits = situation.limits
+    # Larger batches than were measured may carry more, and replicas are not taken away on a guess.
+    limits, measured = situation.limits, min(max(situation.service.largest_measured, sizes[0]), sizes[-1])
+    sizes = [*(size for size in sizes if size < measured), measured]
     waits = limits.waits(WAITS if flights > 1 else WAITS[:1])
     # A request may have to wait for the batch before its own. Where both take about the SLO, only playing it shows.
     able = [size for size in sizes if 2 * situation.service.time(size) <= situation.target] or [min(sizes)]
     best = sorted(able, key=lambda size: -situation.service.capacity(size, flights))[:SIZES]
     slower = sorted(size for size in sizes if size > max(able) and situation.service.time(size) <= situation.target)
-    return [Parameters(size, wait, flights) for size in (*best, *slower) for wait in waits]
+    return [Parameters(size, wait, flights) for size in dict.fromkeys((*best, *slower, sizes[0])) for wait in waits]
 
 
 def _highest(forecaster: Forecaster, setting: Parameters, low: float, high: float, *, upper: bool = False) -> float:

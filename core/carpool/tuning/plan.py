@@ -205,10 +205,7 @@ class Plan:
         situation = replace(self.forecaster.situation, process=_rounded(process))
         settings = [parameters]
         if best or not self._requirements.held:
-            productive = productive_sizes(situation.service, situation.limits, also=parameters.max_batch)
-            # Larger batches than were measured may carry more, and replicas are not taken away on a guess.
-            measured = min(max(situation.service.largest_measured, productive[0]), productive[-1])
-            sizes = [*(size for size in productive if size < measured), measured]
+            sizes = productive_sizes(situation.service, situation.limits, also=parameters.max_batch)
             settings = candidates(situation, sizes, known_flights(situation.service, situation.limits))
         by_hand = self._requirements.by_hand(max(situation.service.largest_measured, situation.rows))
         asked = situation, settings

@@ -282,6 +282,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 ceiling=state.limits.ceiling,
                 quarantined=state.isolation.quarantined,
                 service_seconds=None if state.belief.estimate is None else state.belief.estimate.times,
+                service_noise=None if state.belief.estimate is None else state.belief.estimate.noise,
                 executors=None if state.belief.estimate is None else state.belief.estimate.executors,
                 forecast_alarm=sidecar.control.alarms.get(state.name, ""),
                 capacity=loads[state.name].capacity,

@@ -31,6 +31,7 @@ class Counts:
         self.hits = 0
         """Answers with success within the SLO's time."""
         self.durations = [0] * (len(DURATION_BOUNDS) + 1)
+        """Of answers with success, as ``seconds`` is."""
         self.seconds = 0.0
 
     @property
@@ -59,6 +60,7 @@ class Forwarded:
                 self._apart += 1
             counts = self.paths.setdefault(key, Counts())
         counts.statuses[status] = counts.statuses.get(status, 0) + 1
-        counts.hits += 200 <= status < 300 and seconds <= due
-        counts.durations[bisect_left(DURATION_BOUNDS, seconds)] += 1
-        counts.seconds += seconds
+        if 200 <= status < 300:
+            counts.hits += seconds <= due
+            counts.durations[bisect_left(DURATION_BOUNDS, seconds)] += 1
+            counts.seconds += seconds

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, field
 
-from carpool.policy.durations import Duration, Quantity
+from carpool.policy.durations import Duration, Quantity, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import Camel, PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy, PassThroughMode, TuningMode
@@ -243,6 +243,12 @@ class SidecarConfig(Camel, frozen=True):
             self.policy.validate()
         except PolicyError as error:
             raise PolicyError(f"policy.{error.field}", str(error).partition(": ")[2]) from None
+        for name, fixed in self.parameters.items():
+            if fixed.max_wait >= self.policy.slo.due and not fixed.pass_through:
+                raise PolicyError(
+                    f"parameters[{name}].maxWait",
+                    f"{fixed.max_wait} is not below the SLO of {format_seconds(self.policy.slo.due)}: lower it",
+                )
         for name, address in (("listen", self.listen), ("admin", self.admin)):
             if not is_address(address):
                 raise PolicyError(name, f"{address!r} {NO_ADDRESS}")

@@ -13,6 +13,9 @@ from carpool.policy.spec import Objective, Tuning, TuningMode, for_p99
 from carpool.simulation.simulator import Device, Simulation, table
 from carpool.tuning import plan
 from carpool.tuning.tuner import INTERVAL, Tuner
+from carpool_cli.planning import replica
+from carpool_cli.planning.recommending import recommend
+from carpool_cli.planning.savings import Stretch, savings
 from carpool_cli.planning.twin import Pilot
 
 TIMES = (0.0, *(0.005 + 0.0005 * rows for rows in range(1, 129)))
@@ -49,6 +52,14 @@ def test_sizes_that_were_never_measured_promise_nothing():
     found = tuner.plan.capacity(tuner.parameters)
     assert found.parameters.max_batch <= measured < 32
     assert found.rate < 0.8 * TRUTH
+    # `savings`, `recommend` and `simulate --from-running` say the same of what was measured.
+    situation = tuner.plan.forecaster.situation
+    assert replica.carried(situation).rate == pytest.approx(found.rate, rel=0.03)
+    assert recommend(situation).highest_load == replica.carried(situation).rate
+    by = {way.name: way.capacity for way in savings("m", situation, for_p99(0.05), [Stretch(60.0, 40.0)]).ways}
+    assert by["Carpool at best"] == replica.carried(situation).rate
+    assert by["zero wait"] == pytest.approx(found.zero_wait, rel=0.03)
+    assert by["no batching"] == pytest.approx(found.alone, rel=0.03)
 
 
 def test_of_held_parameters_it_is_theirs_and_the_best_where_somebody_else_turns_them():

@@ -102,6 +102,8 @@ def test_t_of_b_has_the_tuners_level_and_the_counters_doubts():
         assert found.time(rows) == pytest.approx(counted.time(rows) / 2)
         assert found.upper(rows) == pytest.approx(counted.upper(rows) / 2, rel=0.02)
     assert (found.largest_measured, found.noise, found.samples) == (24, counted.noise, counted.samples)
+    # The tuner's spread is without the pauses of a host that the counters have.
+    assert running.learned(stats(), lane(service_noise=0.07)).noise == 0.07
 
 
 @given(st.floats(1e-4, 1.0), st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=24))

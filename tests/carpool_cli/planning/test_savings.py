@@ -94,7 +94,8 @@ def test_no_way_carries_more_than_the_best_by_sizes_that_nobody_measured():
     named = ways(found)
     assert named["in force now"].capacity <= 1.01 * named["Carpool at best"].capacity
     assert named["in force now"].setting == Parameters(max_batch=32).describe()
-    assert "batches above 8 rows were not measured" in found.beware[0]
+    assert found.beware[0].startswith("batches above 4 rows were not measured")
+    assert "batches of up to 8 rows, twice the largest measured" in found.beware[1]
 
 
 @pytest.mark.parametrize("service", [CURVE, LIVE, FLAT])

@@ -84,6 +84,7 @@ def test_an_onnx_file_names_its_model():
         (plain(parameters={"m": {"maxBatch": 0}}), "parameters[m].maxBatch", ">= 1"),
         (plain(parameters={"m": {}, "*": {"size": 0}}), "parameters[*]", "there are maxBatch"),
         (plain(parameters={"m": 4}), "parameters[m]", "Expected `object`"),
+        (plain(parameters={"*": {"maxWait": "2s"}}), "parameters[*].maxWait", "2s is not below the SLO of 50ms: lower"),
         (plain(shutdown={"lame": "30s"}), "shutdown.limit", "30s leaves no time"),
         (plain(publicKey="beef"), "publicKey", "regex"),
         (plain(changes="/etc/carpool/change"), "changes", "name the publicKey"),
