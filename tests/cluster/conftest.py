@@ -18,10 +18,8 @@ _numbers = itertools.count(1)
 def pytest_collection_modifyitems(items):
     needy = [item for item in items if item.path.is_relative_to(HERE) and "cluster" in item.fixturenames]
     why = binaries.missing() if needy else ""
-    for item in needy:
-        # A file is one worker's: its tests share what they installed. Each worker has a cluster of its own.
-        item.add_marker(pytest.mark.xdist_group(item.path.name))
-        if why:
+    if why:
+        for item in needy:
             item.add_marker(pytest.mark.skip(reason=why))
 
 

@@ -28,7 +28,7 @@ SECONDS = {
 }
 """How long each neighbour acts: 45 s in all, starts included."""
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("neighbours")]
+pytestmark = pytest.mark.real
 
 
 @pytest.mark.parametrize("name", SECONDS)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from fleets import EPOCH, RESNET, World, spec
 from msgspec.structs import replace
 
-from carpool.policy.spec import Tuning, TuningMode
+from carpool.policy.spec import Bounds, IntRange, Tuning, TuningMode
 from carpool_operator.reporting.decisions import timestamp
 
 
@@ -47,12 +47,13 @@ def test_the_status_is_about_the_busiest_model_and_two_alike_take_no_turns():
 
 def test_history_is_newest_first_and_bounded():
     world = World(pods=1)
-    for turn in range(14):
-        world.run([900, 30][turn % 2], 30, seed=turn)
+    for turn in range(12):
+        world.edit(spec(bounds=Bounds(max_batch=IntRange(max=4 + turn % 2))))
+        world.run(300, 6, seed=turn)
     history = world.status["history"]
-    generations = [entry["generation"] for entry in history]
-    assert generations == sorted(generations, reverse=True)
-    assert len(history) <= 10
+    published = [document.change.generation for document in world.documents()]
+    assert len(published) > 10
+    assert [entry["generation"] for entry in history] == sorted(published, reverse=True)[:10]
     assert {entry["target"] for entry in history} == {"Deployment/resnet"}
 
 

@@ -28,9 +28,10 @@ class Source:
         self.first, self.started, self.rate = first, started, rate
         self.skew, self.until, self.labels = skew, until, labels
 
-    def scrapes(self, stored, now):
-        """What is stored of it at a time, by the times that its Prometheus noted."""
-        found, at = {}, self.first
+    def scrapes(self, stored, now, window):
+        """What is stored of it in a window before a time, by the times that its Prometheus noted."""
+        before = max(0, (now - window - self.skew - self.first) // EVERY)
+        found, at = {}, self.first + EVERY * before
         while at <= min(now, self.until):
             arrivals = round(self.rate * (at - self.started))
             stats = stored.model_stats(arrivals=arrivals, served=arrivals, hits=arrivals, dispatched=arrivals,
@@ -47,7 +48,7 @@ async def arrivals(stored, monkeypatch, *sources, passes=40):
     async def ask(self, question, kind):
         result = []
         for each in sources:
-            scrapes = {at: one for at, one in each.scrapes(stored, now).items() if at > now - 60}
+            scrapes = {at: one for at, one in each.scrapes(stored, now, 60).items() if at > now - 60}
             if not scrapes:
                 continue
             if kind == "vector":
