@@ -1,4 +1,4 @@
-"""Asks a Prometheus server over its HTTP API."""
+"""Queries a Prometheus server over its HTTP API."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from carpool_cli.planning.history import Questions
 
 TOKEN = "CARPOOL_PROMETHEUS_TOKEN"  # noqa: S105 - the variable's name
-"""Environment variable with a bearer token, where the server wants one."""
+"""Environment variable with a bearer token, if the server needs one."""
 
 TIMEOUT = 60.0
-"""Seconds for one question: a week of many pods is much to add up."""
+"""Timeout of one query in seconds: summing up a week of many pods takes long."""
 
 TOLD = 300
 
@@ -39,7 +39,7 @@ class _Answer(Struct):
 def ask(
     url: str, asked: Questions, since: float, now: float
 ) -> tuple[dict[str, list[Series]], dict[str, list[Series]]]:
-    """Ask all of the last ``since`` seconds before ``now`` (since the epoch): answers over time, and at the end.
+    """Send all queries for the last ``since`` seconds before ``now`` (epoch): results over time, and at the end.
 
     Raises ``HistoryError``.
     """
