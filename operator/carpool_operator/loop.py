@@ -122,7 +122,7 @@ class _Scene:
     """By UID of the policy that selects them."""
     pods: Mapping[Target, Sequence[Pod]]
     fleet: int
-    told: Mapping[Target, Sequence[Event]]
+    workload_events: Mapping[Target, Sequence[Event]]
     """Events about annotations, by their workload."""
     autoscalers: Mapping[Target, Autoscaler]
     """Autoscalers that follow the load of workloads."""
@@ -159,7 +159,7 @@ class Loop:
             await self.once()
             lasted = clock() - begun
             # Evaluated again: tasks that a pass left running go on, and count.
-            while (left := apart(interval, spent() - cpu, left_out=self._left_out) - (clock() - begun)) > 0:  # noqa: ASYNC110 - CPU time tells nobody
+            while (left := apart(interval, spent() - cpu, left_out=self._left_out) - (clock() - begun)) > 0:  # noqa: ASYNC110 - CPU time has no event
                 await asyncio.sleep(left)
             self._p.metrics.observe("pass_seconds", lasted)
             self._p.metrics.count("pass_cpu_seconds", by=spent() - cpu)
@@ -189,17 +189,17 @@ class Loop:
             self._start(("policy", policy.uid), self._drop(policy))
         for workload, event in plan.events:
             p.recorder.record(_about(workload), event, p.wall(), LASTING)
-        # 2. Who owns what, and what has no owner any more
+        # 2. The owner of each workload, and objects without an owner
         policies = {Key(each.namespace, each.name): each for each in p.fleet.policies}
-        told: dict[Target, list[Event]] = {}
+        events: dict[Target, list[Event]] = {}
         for workload, event in plan.events:
-            told.setdefault(workload.target, []).append(event)
+            events.setdefault(workload.target, []).append(event)
         owners = assign(policies.values(), selected)
         owned: dict[str, list[Target]] = {}
         for target, owner in owners.items():
             owned.setdefault(owner.uid, []).append(target)
         scene = _Scene(
-            owners, owned, selected, p.fleet.pods_by_target(), len(p.fleet.pods), told, p.fleet.autoscalers()
+            owners, owned, selected, p.fleet.pods_by_target(), len(p.fleet.pods), events, p.fleet.autoscalers()
         )
         self._forget(policies, scene)
         # 3. Every policy, those that waited longest first
@@ -339,7 +339,10 @@ class Loop:
                 readings=readings,
                 refused={pod.uid: self._refused[pod.uid] for pod in mine if pod.uid in self._refused},
                 missed=missed,
-                told={target: (*scene.told.get(target, ()), *p.inspector.bypassed(target)) for target in targets},
+                workload_events={
+                    target: (*scene.workload_events.get(target, ()), *p.inspector.bypassed(target))
+                    for target in targets
+                },
                 engines=engines,
                 keys=p.signer.announced,
                 hurried=self._hurried,
@@ -350,7 +353,7 @@ class Loop:
         await self._published(policy, held, targets)
         for document in outcome.documents:
             await self._pushed(document, pods.get(document.target, ()))
-        await self._told(key, policy, held, outcome)
+        await self._write_status(key, policy, held, outcome)
         for event in outcome.events:
             about = About(API_VERSION, KIND, policy.namespace, policy.name, policy.uid)
             p.recorder.record(about, event, p.wall())
@@ -455,7 +458,7 @@ class Loop:
             else:
                 self._refused.pop(pod.uid, None)
 
-    async def _told(self, key: Key, policy: Policy, held: _Held, outcome: Outcome) -> None:
+    async def _write_status(self, key: Key, policy: Policy, held: _Held, outcome: Outcome) -> None:
         """Write the status where it differs from the server's."""
         p = self._p
         current = p.fleet.policies.get(key)

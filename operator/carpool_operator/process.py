@@ -84,7 +84,7 @@ class Operator:
             self.fleet,
             settings.namespaces,
             interval=settings.resync,
-            found=lambda kind, news: self.metrics.count("late_changes", kind, by=news),
+            found=lambda kind, changes: self.metrics.count("late_changes", kind, by=changes),
             clock=self._clock,
             log=self._log,
             random=self._random,

@@ -102,13 +102,13 @@ class Journal:
 
     def finish(self, assemble: Callable[[Path, Path], None] | None) -> None:
         """Turn the part into the output: by a rename, or by ``assemble(part, new file)`` if its format differs."""
-        # Once this is written the next run does nothing but the steps below, each of which may be repeated.
+        # Once this is written, the next run does only the steps below, which may be repeated.
         self._save(msgspec.structs.replace(self.progress, complete=True))
         self._close()
         self.complete(assemble)
 
     def complete(self, assemble: Callable[[Path, Path], None] | None) -> None:
-        """Take the last steps, again if need be."""
+        """Do the last steps, again if necessary."""
         if self.part.exists():
             if assemble is not None:
                 made = self.output.with_name(self.output.name + ".new")

@@ -317,31 +317,31 @@ def _lines(
     ]
 
 
-def news(explanation: Explanation, told: dict[str, Explained]) -> list[Explained]:
+def new_decisions(explanation: Explanation, shown: dict[str, Explained]) -> list[Explained]:
     """Return the decisions not shown yet, and add them to ``shown``, the last one by model.
 
     A decision that repeats with the same reason is shown once.
     """
     found = []
     for each in explanation.decisions:
-        last = told.get(each.model)
+        last = shown.get(each.model)
         if last is not None:
             if each.at <= last.at:
                 continue
             same = not each.decision.change and not last.decision.change
             if same and each.decision.reason is last.decision.reason:
-                told[each.model] = each
+                shown[each.model] = each
                 continue
-        told[each.model] = each
+        shown[each.model] = each
         found.append(each)
     return found
 
 
 def _follow(client: AdminClient, as_json: bool) -> None:
-    told: dict[str, Explained] = {}
+    shown: dict[str, Explained] = {}
     while True:
         report = client.report()
-        for each in news(client.explanation(), told):
+        for each in new_decisions(client.explanation(), shown):
             said = text_of(each, report.slo_seconds, not_batched(report))
             click.echo(msgspec.json.encode(each, enc_hook=str).decode() if as_json else said)
         time.sleep(POLL)

@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
     @property
     def lacking(self) -> bool:
         """Whether it should have this sidecar, and does not."""
-        return self.stays or (self.why is not None and self.why.told)
+        return self.stays or (self.why is not None and self.why.is_annotated)
 
 
 class Asked(NamedTuple):

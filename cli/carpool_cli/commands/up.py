@@ -38,7 +38,7 @@ ASKED = 3.0
 """Seconds that the first request to the model may delay the printed endpoints."""
 
 KINDS = ("upstream", "onnx", "llm")
-"""Kinds of upstream, of which one is given."""
+"""Kinds of upstream: exactly one is given."""
 
 NOTES = 3
 """Lines of the log below the live view."""
@@ -376,8 +376,8 @@ def _attend(child: Child, config: SidecarConfig, key: str | None, *, live: bool,
 def _watch(child: Child, client: AdminClient, title: str, first: Hint) -> None:
     def notes() -> list[str]:
         # The view itself shows decisions.
-        told = [line for line in list(child.lines) if event_of(line).get("event") != DECISION]
-        return [readable(line) for line in told[-NOTES:]]
+        lines = [line for line in list(child.lines) if event_of(line).get("event") != DECISION]
+        return [readable(line) for line in lines[-NOTES:]]
 
     while child.runs:
         try:

@@ -154,10 +154,10 @@ def problems(policy: Policy) -> Iterator[str]:
     ready, slo = failing.pop(ConditionType.READY, None), failing.pop(ConditionType.SLO_MET, None)
     # Unknown conditions mostly result from a false one. Ready only repeats the others.
     broken = [each for each in failing.values() if each.status is ConditionStatus.FALSE]
-    told = broken or list(failing.values()) or ([] if ready is None else [ready])
+    reported = broken or list(failing.values()) or ([] if ready is None else [ready])
     if slo is not None and slo.status is ConditionStatus.FALSE:
-        told.append(slo)
-    for each in told:
+        reported.append(slo)
+    for each in reported:
         verb = "is unknown" if each.status is ConditionStatus.UNKNOWN else "is not true"
         yield f"{each.type} {verb}: {each.reason}{': ' if each.message else ''}{each.message}"
     for each in status.conditions:

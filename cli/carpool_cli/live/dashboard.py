@@ -174,7 +174,7 @@ class Sight(Struct, frozen=True, kw_only=True):
         table.add_column(style="dim", justify="right", no_wrap=True, min_width=8)
         table.add_column()
         several = len({each.model for each in self.explanation.decisions}) > 1
-        for each in told(self.explanation.decisions):
+        for each in shown_decisions(self.explanation.decisions):
             decision = each.decision
             line = Text(f"{each.model or 'model'} " if several else "")
             line.append(str(decision.reason), "cyan" if decision.change else "")
@@ -240,7 +240,7 @@ def _rode_alone(earlier: Report, later: Report) -> dict[str, int]:
     return found
 
 
-def told(decisions: Sequence[Explained]) -> Iterable[Explained]:
+def shown_decisions(decisions: Sequence[Explained]) -> Iterable[Explained]:
     """Return the newest decision of each model, and all changes; newest first."""
     seen: set[str] = set()
     # A repeated decision has the place of its first occurrence: others may have been made since.

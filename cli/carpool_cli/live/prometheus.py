@@ -23,7 +23,7 @@ TOKEN = "CARPOOL_PROMETHEUS_TOKEN"  # noqa: S105 - the variable's name
 TIMEOUT = 60.0
 """Timeout of one query in seconds: summing up a week of many pods takes long."""
 
-TOLD = 300
+LONGEST_ERROR = 300
 
 
 class _Data(Struct):
@@ -62,9 +62,9 @@ def _one(url: str, fields: dict[str, str]) -> list[Series]:
             answer = msgspec.json.decode(response.read(), type=_Answer)
     except HTTPError as error:
         with error:
-            told = error.read(TOLD).decode("utf-8", "replace")
+            message = error.read(LONGEST_ERROR).decode("utf-8", "replace")
         hint = f"; it may want a token, in {TOKEN}" if error.code in {401, 403} else ""
-        raise HistoryError(f"{url} answered {error.code}: {told}{hint}") from None
+        raise HistoryError(f"{url} answered {error.code}: {message}{hint}") from None
     except (URLError, *NO_ANSWER) as error:
         why = getattr(error, "reason", None) or str(error) or type(error).__name__
         raise HistoryError(
@@ -74,5 +74,5 @@ def _one(url: str, fields: dict[str, str]) -> list[Series]:
     except UNREADABLE:
         raise HistoryError(f"{url} answered no JSON of Prometheus's: is it its base URL?") from None
     if answer.status != "success" or answer.data is None:
-        raise HistoryError(f"{url}: {answer.error[:TOLD]}")
+        raise HistoryError(f"{url}: {answer.error[:LONGEST_ERROR]}")
     return answer.data.result

@@ -121,7 +121,7 @@ def tuned(
     load: Collection[float] = (),
     now: Parameters | None = None,
 ) -> Replica:
-    """Return a replica that the tuner adjusts to the load; at the situation's own load it has ``now``."""
+    """Return one that the tuner adjusts to the load; at the situation's own it has ``now``."""
     best = capacity(situation, _candidates(situation))
 
     def parameters_at(at: Situation) -> Parameters:

@@ -112,7 +112,7 @@ def _throughput(run: Callable[[], object], callers: int, seconds: float, clock: 
             while not count or clock() - started < seconds:
                 run()
                 count += 1
-        except Exception as error:  # noqa: BLE001 - told to the caller's thread below
+        except Exception as error:  # noqa: BLE001 - raised in the caller's thread below
             failures.append(error)
         finished.append(count)
 

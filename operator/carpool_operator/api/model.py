@@ -145,7 +145,7 @@ class View(Struct, frozen=True, kw_only=True):
     """By pod UID: why the last push to it failed. Pods that accepted the last push are missing."""
     missed: Mapping[Target, Sequence[Missed]]
     """Pods that should have a sidecar and have none."""
-    told: Mapping[Target, Sequence[Event]]
+    workload_events: Mapping[Target, Sequence[Event]]
     """Events about the workloads themselves, repeated while they apply: annotations, Services that bypass sidecars."""
     engines: Mapping[Target, Mapping[str, Counters | str]] = MappingProxyType({})
     """Prometheus' data about engines without a sidecar, by pod, or why there is none. Targets that were not queried are

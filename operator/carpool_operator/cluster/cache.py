@@ -63,9 +63,9 @@ class Cache(Generic[K, V]):
 
         Returns how many objects changed: changes without an event so far.
         """
-        news = sum(self.put(key, *item) for key, item in items.items())
+        changes = sum(self.put(key, *item) for key, item in items.items())
         lost = [key for key, (seen, _) in self._items.items() if within(key) and key not in items and seen <= version]
         for key in lost:
             del self._items[key]
         self._gone = {key: seen for key, seen in self._gone.items() if seen > version or not within(key)}
-        return news + len(lost)
+        return changes + len(lost)

@@ -87,7 +87,7 @@ class Fleet:
         self._clock = clock
         self._mine = mine
         self._last_list: dict[tuple[str, str | None], float] = {}
-        self._told: dict[tuple[str, str], float] = {}
+        self._last_events: dict[tuple[str, str], float] = {}
         self.namespaces: Cache[Key, Namespace] = Cache()
         self._workloads: dict[str, Cache[Key, Workload]] = {kind.plural: Cache() for kind in registry.KINDS}
         self._autoscalers: dict[str, Cache[Key, Autoscaler]] = {kind: Cache() for kind in (HPAS, SCALED_OBJECTS)}
@@ -113,12 +113,12 @@ class Fleet:
             self._caches[kind].clear()
             self.unheard = {place: lists for place, lists in self.unheard.items() if place[0] != kind}
 
-    def told(self, kind: str, deleted: bool, plain: object) -> None:
+    def handle_event(self, kind: str, deleted: bool, plain: object) -> None:
         """Handle an event from kopf; call it in the event loop's thread."""
         try:
             raw = msgspec.convert(plain, KINDS[kind].kept.one.type)
         except msgspec.ValidationError as error:
-            self.left_out[kind].told(plain.get("metadata") or {} if isinstance(plain, dict) else {}, error)
+            self.left_out[kind].report(plain.get("metadata") or {} if isinstance(plain, dict) else {}, error)
             return
         self.left_out[kind].read(raw.metadata)
         self.seen(kind, raw.metadata.key, raw.metadata.version, None if deleted else KINDS[kind].kept.keep(raw))
@@ -129,7 +129,7 @@ class Fleet:
             return  # a late event, sent before the kind was removed
         now = self.last_event[kind] = self._clock()
         if (kind, key.namespace) in self._last_list:
-            self._told[kind, key.namespace] = now
+            self._last_events[kind, key.namespace] = now
         if value is None:
             self._caches[kind].drop(key, version)
         elif self._mine(key.namespace):
@@ -150,11 +150,11 @@ class Fleet:
         mine = {key: item for key, item in items.items() if self._mine(key.namespace)}
         return self._caches[kind].replace(mine, version, lambda key: namespace is None or key.namespace == namespace)
 
-    def listening(self, kind: str, namespace: str | None, news: int) -> None:
+    def listening(self, kind: str, namespace: str | None, changes: int) -> None:
         """Compare the changes that a list of a kind found, in one namespace or in all, with the events received."""
         place = kind, namespace
-        heard = self.last_event[kind] if namespace is None else self._told.get((kind, namespace), -inf)
-        deaf = news and self.synced and heard <= self._last_list.get(place, -inf)
+        heard = self.last_event[kind] if namespace is None else self._last_events.get((kind, namespace), -inf)
+        deaf = changes and self.synced and heard <= self._last_list.get(place, -inf)
         self.unheard[place] = self.unheard.get(place, 0) + 1 if deaf else 0
         self._last_list[place] = self._clock()
 
@@ -249,14 +249,14 @@ class Sync:
         before = self._fleet.present
         for name, kind in KINDS.items():
             try:
-                news = await self._list(name, kind)
+                changes = await self._list(name, kind)
             except ApiError as error:
                 if not kind.optional or error.status not in NOT_THERE:
                     raise
                 self._fleet.found(name, there=False)
                 continue
             if self._fleet.synced and name in before:
-                self._found(name, news)
+                self._found(name, changes)
         if self._fleet.present != before:
             self._log.info("the cluster has other kinds", extra={"kinds": sorted(self._fleet.present)})
             self.kinds_changed.set()
@@ -271,7 +271,7 @@ class Sync:
 
         Raises ``ApiError``.
         """
-        news = 0
+        changes = 0
         for namespace in self._namespaces:
             # With rights only in some namespaces, each of these may be read by itself.
             read, path = read_list, path_of(kind.api, kind.plural, namespace)
@@ -283,8 +283,8 @@ class Sync:
             self._fleet.found(name, there=True)
             found = self._fleet.listed(name, namespace, items, version)
             self._fleet.listening(name, namespace, found)
-            news += found
-        return news
+            changes += found
+        return changes
 
 
 def watch_of(

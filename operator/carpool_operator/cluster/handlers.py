@@ -43,10 +43,10 @@ def registry(
         group, _, version = KINDS[kind].api.rpartition("/")
 
         @kopf.on.event(group, version, KINDS[kind].plural, registry=handlers, id=kind)
-        async def told(event: kopf.RawEvent, **_: object) -> None:
+        async def report(event: kopf.RawEvent, **_: object) -> None:
             """Report the event to the fleet. No decision is made here."""
             if not loop.is_closed():
-                loop.call_soon_threadsafe(fleet.told, kind, event["type"] == "DELETED", event["object"])
+                loop.call_soon_threadsafe(fleet.handle_event, kind, event["type"] == "DELETED", event["object"])
 
     # Namespaces can't be watched with rights in only some of them.
     apart = {*WATCHED} if clusterwide else {*WATCHED, NAMESPACES}

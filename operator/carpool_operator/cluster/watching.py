@@ -67,7 +67,7 @@ class Kept(Generic[T]):
         try:
             raw = self.one.decode(text)
         except msgspec.ValidationError as error:
-            left_out.told(_object.decode(text).metadata, error)
+            left_out.report(_object.decode(text).metadata, error)
             return None
         left_out.read(raw.metadata)
         return raw
@@ -84,7 +84,7 @@ class LeftOut:
         self._problems: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()
 
-    def told(self, metadata: Mapping[str, Any], error: msgspec.ValidationError) -> None:
+    def report(self, metadata: Mapping[str, Any], error: msgspec.ValidationError) -> None:
         """Log why an object can't be read, unless already logged."""
         namespace, name, problem = str(metadata.get("namespace", "")), str(metadata.get("name", "")), str(error)
         with self._lock:

@@ -30,7 +30,7 @@ EVERY = "*"
 """In a document's parameters: every model that is not named."""
 
 
-def told(policy: BatchingPolicy) -> BatchingPolicy:
+def sidecar_policy(policy: BatchingPolicy) -> BatchingPolicy:
     """Return the part of a policy that sidecars need: the SLO, but not how the fleet is tuned to meet it.
 
     Its modes are included: Hold ends first calls, and so does a mode without pass-through, before a model is named.

@@ -112,7 +112,7 @@ def model_port(container: Json, wanted: str | None) -> tuple[int, int | None]:
 
 
 def other_protocol(container: Json, port: int, declared: int | None) -> str | None:
-    """Return the port's protocol according to a probe, if it is not HTTP/1.1."""
+    """Return the port's protocol according to its probes, if it is not HTTP/1.1."""
     name = None if declared is None else container["ports"][declared].get("name")
     for kind, handler in handlers(container):
         if handler["port"] == port or (name is not None and handler["port"] == name):

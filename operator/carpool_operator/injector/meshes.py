@@ -148,7 +148,7 @@ def exclude(spec: Json, admin: int) -> None:
 
 
 def original_probe(spec: Json, container: str, handler: Json) -> Json:
-    """Return a probe as it was before Istio redirected it to its agent; the same probe if it didn't."""
+    """Return the kubelet's probe as it was before Istio redirected it to its agent; the same probe if it didn't."""
     path = handler.get("path", "")
     if not path.startswith(f"/app-health/{container}/"):
         return handler

@@ -30,7 +30,7 @@ CONFIG = "CARPOOL_CONFIG"
 """The environment variable with a sidecar's configuration."""
 
 FOR_EVER = Duration(30 * 86400.0)
-"""Never fails: a failure threshold of centuries, because a probe has no value for infinity."""
+"""Never fails: a failure threshold of centuries, because probes have no value for infinity."""
 
 ASK_TIMEOUT = 5
 """Default timeout in seconds of the sidecar's own requests to the model."""

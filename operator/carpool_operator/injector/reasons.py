@@ -193,6 +193,6 @@ class Skip(NamedTuple):
         return f"{self.reason}: {self.message}"
 
     @property
-    def told(self) -> bool:
+    def is_annotated(self) -> bool:
         """Whether the pod is annotated: one that asked for a sidecar and gets none."""
         return self.reason not in {Reason.NOT_OPTED_IN, Reason.DISABLED, Reason.ALREADY_INJECTED}

@@ -96,15 +96,17 @@ def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
             f"there is no {named} in namespace {policy.namespace}: create it, or correct targetRefs "
             f"(kubectl -n {policy.namespace} get {','.join(sorted({BY_NAME[each.kind].plural for each in absent}))})",
         )
-    invalid = _told(view, targets, ANNOTATION_INVALID)
+    invalid = _messages(view, targets, ANNOTATION_INVALID)
     if invalid:
         kept = ". Until then the policy stays as it was before" if policy.annotated else ""
         return Finding(TRUE, ANNOTATION_INVALID, f"{_joined(invalid)}{kept}")
     return Finding(TRUE, "Accepted")
 
 
-def _told(view: View, targets: Iterable[Target], reason: str) -> list[str]:
-    return [event.message for target in targets for event in view.told.get(target, ()) if event.reason == reason]
+def _messages(view: View, targets: Iterable[Target], reason: str) -> list[str]:
+    return [
+        event.message for target in targets for event in view.workload_events.get(target, ()) if event.reason == reason
+    ]
 
 
 def _joined(messages: Sequence[str]) -> str:
@@ -164,8 +166,8 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
     if elsewhere is not None:
         return elsewhere
     # A starting pod finds the document in its ConfigMap; a document published right now has not been rejected yet.
-    told = view.pods.get(target, ()) if steering.publisher.changed_at < view.now else ()
-    pods = {pod.uid: pod.name for pod in told if pod.ready}
+    expected = view.pods.get(target, ()) if steering.publisher.changed_at < view.now else ()
+    pods = {pod.uid: pod.name for pod in expected if pod.ready}
     refused = {pods[uid]: error for uid, error in view.refused.items() if uid in pods and pods[uid] in delivered.behind}
     if refused:
         name, error = min(refused.items())
@@ -204,7 +206,7 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
         return Finding(UNKNOWN, "NoPods", f"{what} has no pod with a sidecar yet: {where} describe {resource}")
     if delivered.behind and not before:
         return Finding(UNKNOWN, "Pending", f"{what}: the first configuration is on its way")
-    bypassed = _told(view, [target], SERVICE_BYPASSED)
+    bypassed = _messages(view, [target], SERVICE_BYPASSED)
     if bypassed:
         return Finding(TRUE, SERVICE_BYPASSED, _joined(bypassed))
     return Finding(TRUE, "Programmed")

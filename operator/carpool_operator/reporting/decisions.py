@@ -79,7 +79,7 @@ class Reporter:
     """Keeps what was reported, starting with the status ``before``."""
 
     def __init__(self, before: Status) -> None:
-        self._told = before
+        self._reported = before
         self._history = before.history
         self._last = before.last_decision
         self._recommendation = before.recommendation
@@ -168,11 +168,11 @@ class Reporter:
     def _recommend(self, now: float, main: _Main | None) -> None:
         """Report the recommendation: at once if the tuner only recommends, after a while if a change is prevented."""
         wanted = None if main is None else _recommendation(main)
-        told = self._recommendation
-        if _essence(wanted) == _essence(told):
+        last = self._recommendation
+        if _essence(wanted) == _essence(last):
             self._next.for_long(None, now)
         elif self._next.for_long(_essence(wanted), now) or (
-            told is None and wanted is not None and wanted.capped_by == "mode"
+            last is None and wanted is not None and wanted.capped_by == "mode"
         ):
             self._recommendation = wanted
 

@@ -134,14 +134,14 @@ class Inspector:
         self._refused[target] = (now, found)
         query: dict[str, str | int] = {"fieldSelector": f"involvedObject.kind={kind.maker[0]}"}
         answer = _events.decode(await self._writer.read(path_of("v1", "events", target.namespace), query))
-        told = [
+        related = [
             each
             for each in answer.items
             if each.reason in MADE | NOT_MADE
             and kind.makes(target.name, each.involved_object.kind, each.involved_object.name)
         ]
         # A pod created since then shows that there is room now.
-        last = max(told, key=lambda each: each.at, default=None)
+        last = max(related, key=lambda each: each.at, default=None)
         found = "" if last is None or last.reason in MADE else last.message[:LONGEST_REFUSAL]
         self._refused[target] = (now, found)
         return found

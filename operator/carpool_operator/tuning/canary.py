@@ -21,7 +21,7 @@ BLAME = log(20.0)
 ODDS = 4.0
 """Ratio of the canaries' misses to the others', if their parameters are the cause: 2 % against 0.5 %."""
 
-COMPANY = 50
+LEAST_OTHERS = 50
 """Least number of the others' requests for a comparison."""
 
 LONGEST = 120.0
@@ -131,7 +131,7 @@ class Trial:
         own, others = self._own, self._compared.others
         counted = f"{own.misses} of {own.requests} requests missed on the canaries"
         if own.alarmed:
-            if self._compared.evidence >= BLAME or others < COMPANY:
+            if self._compared.evidence >= BLAME or others < LEAST_OTHERS:
                 return Verdict.ROLL_BACK, f"{counted}, {self._rest.misses} of {self._rest.requests} on the other pods"
             if self._rest_alarmed:
                 return Verdict.RETURN, f"{counted}, but the other pods miss as many: the cause is elsewhere"

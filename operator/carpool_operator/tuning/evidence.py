@@ -174,7 +174,7 @@ class Gathered(NamedTuple):
     """Ready pods that cannot be read, by name, and why."""
     expected: int
     """Pods that should have been readable."""
-    news: bool
+    fresh: bool
     """Whether there was any new reading."""
     replaced: list[tuple[str, str]]
     """(pod UID, model) whose model was replaced since the previous reading."""
@@ -221,14 +221,14 @@ class Evidence:
         for uid in self.pods.keys() - {pod.uid for pod in pods}:
             del self.pods[uid]
         gathered = Gathered([], {}, 0, False, [], [])
-        news, expected = False, 0
+        fresh, expected = False, 0
         for pod in pods:
             seen = self.pods.get(pod.uid)
             if seen is None:
                 seen = self.pods[pod.uid] = Seen(pod.name, pod.template_hash, now)
             reading = readings.get(pod.uid)
             if reading is not None and reading.at > seen.read_at:
-                news = True
+                fresh = True
                 seen.read_at = reading.at
                 sample = self._read(pod.uid, seen, reading, gathered)
                 if sample is not None and pod.template_hash == self.hash and not pod.deleting:
@@ -239,7 +239,7 @@ class Evidence:
                     gathered.failing[pod.name] = seen.error
                 elif now - max(seen.at, seen.since) > stale_after:
                     gathered.failing[pod.name] = "nothing was read of it for too long"
-        return gathered._replace(news=news, expected=expected)
+        return gathered._replace(fresh=fresh, expected=expected)
 
     def _read(self, uid: str, seen: Seen, reading: Reading, gathered: Gathered) -> Sample | None:
         report = reading.report

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from carpool.exchange.decision import Reason
 from carpool.policy.spec import FallbackBehavior, TuningMode
 from carpool.tuning.exploration import LASTS
-from carpool_operator.delivery.documents import EVERY, Publisher, leaves_unsaid, told, without_modes
+from carpool_operator.delivery.documents import EVERY, Publisher, leaves_unsaid, sidecar_policy, without_modes
 from carpool_operator.tuning.canary import Answers, Patience, Trial, Verdict, choose
 from carpool_operator.tuning.capacity import TargetLoad, autoscaler_of, for_autoscaler, full_of
 from carpool_operator.tuning.cold_start import ColdStarts
@@ -136,7 +136,7 @@ class Steering:
         policy = spec.policy()
         if autoscaler_of(view.workloads.get(self.target)):
             policy = for_autoscaler(policy)
-        part = self._told(policy, view)  # without a pause: what sidecars run stays then, first calls included
+        part = self._sidecar_policy(policy, view)  # without a pause: what sidecars run stays then, first calls included
         if view.policy.paused:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
         # 1. The policy, and the pods to learn from.
@@ -172,14 +172,14 @@ class Steering:
 
     # ------------------------------------------------------------------------------------------------- policy
 
-    def _told(self, policy: BatchingPolicy, view: View) -> BatchingPolicy:
+    def _sidecar_policy(self, policy: BatchingPolicy, view: View) -> BatchingPolicy:
         """Return the part of a policy that sidecars get.
 
         An upgrade of the operator must change nothing that runs. First calls go on under documents without modes.
         passThrough: Never would end them, at one call at a time; in older sidecars Hold would, too. So Never is left
         out until all models are named, Hold until all sidecars are current. Editing the policy includes both at once.
         """
-        part, generation = told(policy), view.policy.generation
+        part, generation = sidecar_policy(policy), view.policy.generation
         before, self._uncompared = self._uncompared, None
         unedited = view.policy.status.get("observedGeneration") == generation
         if before is not None and unedited and leaves_unsaid(before.policy, part):

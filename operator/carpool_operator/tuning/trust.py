@@ -59,12 +59,12 @@ class Trust:
             count = f"{len(gathered.failing)} of {gathered.expected} pods cannot be read"
             self.blind = Blind(Reason.METRICS_STALE, f"{count}, among them {name}: {error}")
             stale = now - self.good_at > spec.metrics.stale_seconds
-            self._failures += gathered.news or stale
+            self._failures += gathered.fresh or stale
             if self._lost or not stale or self._failures < spec.fallback.failure_threshold:
                 return Turn.BLIND
             self._lost = True
             return Turn.LOST
-        if not gathered.news:
+        if not gathered.fresh:
             return Turn.BLIND
         if gathered.samples and all(sample.stalled for sample in gathered.samples):
             message = "the pods' hosts paused; what was measured meanwhile is not used"

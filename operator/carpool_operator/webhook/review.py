@@ -54,7 +54,7 @@ def judge(request: Json, settings: Settings, drain_key: str, *, around: Surround
         if _fits(changed):
             return Answer("Injected", of, changed)
         decision = Skip(Reason.NO_ROOM, "with a sidecar, the pod's annotations would be over 256 KiB: shorten them")
-    if not decision.told or annotations_of(thing).get(names.SKIPPED) == str(decision):
+    if not decision.is_annotated or annotations_of(thing).get(names.SKIPPED) == str(decision):
         return Answer(decision.reason, of, thing)
     changed = skipped(thing, str(decision))
     return Answer(decision.reason, f"{of}: {decision.message}", changed if _fits(changed) else thing)
@@ -93,7 +93,7 @@ def _workload(kind: Kind, workload: Json, namespace: str, settings: Settings, ar
         result = "Propagated" if asks(workload) else "TakenOut"
     if result == "Propagated" and template is not None:
         decision = decide(template, Target(namespace, kind.name, name), settings, around=around)
-        if isinstance(decision, Skip) and decision.told:
+        if isinstance(decision, Skip) and decision.is_annotated:
             problems.append(f"its pods will have no sidecar: {decision}")
     return Answer(
         result, f"{kind.name.lower()} {namespace}/{name}", changed, tuple(f"carpool: {problem}" for problem in problems)

@@ -54,7 +54,7 @@ LARGEST = 16 * 2**20
 PODS = 16
 """Pods per query at first; halved whenever an answer is too large."""
 
-TOLD = 300
+LONGEST_ERROR = 300
 """Most characters kept of the server's own error message."""
 
 
@@ -243,7 +243,7 @@ class Prometheus:
                 timeout=aiohttp.ClientTimeout(total=self._timeout),
             ) as response:
                 if 300 <= response.status < 400:
-                    location = without_password(response.headers.get("Location", "elsewhere"))[:TOLD]
+                    location = without_password(response.headers.get("Location", "elsewhere"))[:LONGEST_ERROR]
                     raise PrometheusError(f"{base} redirects to {location}: set spec.metrics.prometheus.url to that")
                 if (packed := response.headers.get("Content-Encoding", "identity")) != "identity":
                     raise PrometheusError(
@@ -349,4 +349,4 @@ def _said(*parts: object) -> str:
 
 
 def _line(text: object) -> str:
-    return "".join(each if each.isprintable() else " " for each in str(text))[:TOLD]
+    return "".join(each if each.isprintable() else " " for each in str(text))[:LONGEST_ERROR]

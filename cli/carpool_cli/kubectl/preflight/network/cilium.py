@@ -192,7 +192,7 @@ def egress(near: Around) -> list[Rule]:
 def is_understood(policy: Json, near: Around) -> bool:  # noqa: ARG001 - as of other kinds
     """Whether every field of a policy is supported here."""
     try:
-        for spec in _told(policy):
+        for spec in _specs_of(policy):
             _selects(policy, spec[1], {})
             for way in (INGRESS, EGRESS):
                 for rule in _rules(policy, *spec, way):
@@ -207,15 +207,15 @@ def is_understood(policy: Json, near: Around) -> bool:  # noqa: ARG001 - as of o
 def _specs(near: Around) -> Iterator[tuple[Json, str, Json]]:
     """Yield the specs of policies that apply to pods, with their place."""
     for policy in near.cilium:
-        for path, spec in _told(policy):
+        for path, spec in _specs_of(policy):
             yield policy, path, spec
 
 
-def _told(policy: Json) -> Iterator[tuple[str, Json]]:
+def _specs_of(policy: Json) -> Iterator[tuple[str, Json]]:
     """Yield a policy's specs for pods, with their place: it may have several. Specs for nodes are left out."""
-    told = [("/spec", policy.get("spec") or {})]
-    told += [(f"/specs/{index}", spec) for index, spec in enumerate(policy.get("specs") or [])]
-    return ((path, spec) for path, spec in told if spec.get("endpointSelector") is not None)
+    specs = [("/spec", policy.get("spec") or {})]
+    specs += [(f"/specs/{index}", spec) for index, spec in enumerate(policy.get("specs") or [])]
+    return ((path, spec) for path, spec in specs if spec.get("endpointSelector") is not None)
 
 
 def _rules(policy: Json, path: str, spec: Json, way: str, *, certain: bool = True) -> Iterator[CiliumRule]:
