@@ -139,7 +139,7 @@ def savings(
 ) -> Workload:
     """Compare the ways to batch one load; ``now``: in force in a running sidecar, else what the policy chooses.
 
-    ``retunes``: whether ``now`` would follow another load per replica. ``counted``: what was, in place of a forecast.
+    ``retunes``: whether ``now`` would follow another load per replica. ``counted``: counts that replace a forecast.
     ``beware``: what the forecasts leave out.
     """
     rates = {each.rate for each in load}

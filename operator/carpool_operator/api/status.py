@@ -246,21 +246,21 @@ class TokenStreamsStatus(Said, frozen=True, kw_only=True):
     tokens_per_second: float
     """Output tokens."""
     ttft_p50: Duration | None = None
-    """Half of the first tokens within this."""
-    ttft_p99: Duration | None = None
     """Half of the first tokens arrive within this."""
-    tpot_p50: Duration | None = None
+    ttft_p99: Duration | None = None
     """99 % of the first tokens arrive within this."""
-    tpot_p99: Duration | None = None
+    tpot_p50: Duration | None = None
     """Half of the answers take at most this per output token after the first."""
-    running: int
+    tpot_p99: Duration | None = None
     """99 % of the answers take at most this per output token after the first."""
-    queued: int
+    running: int
     """Requests that the engines process."""
-    limit: int | None = None
+    queued: int
     """Requests that wait before the engines."""
-    recommended: EngineLimits | None = None
+    limit: int | None = None
     """Sequences that one engine may run at once within the targets, as learned."""
+    recommended: EngineLimits | None = None
+    """For engines without a sidecar, with `tuning.mode: Recommend` and metrics from Prometheus."""
 
 
 class TargetStatus(Said, frozen=True, omit_defaults=False):

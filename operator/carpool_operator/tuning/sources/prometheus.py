@@ -86,8 +86,8 @@ _errors = msgspec.json.Decoder(dict[str, object])
 def open_session() -> aiohttp.ClientSession:
     """Open the session that all sources share. Bodies are not decompressed: a small one can't unpack into a large one.
 
-    Each source sends one query at a time. If they shared connections, a source could wait for a hundred hanging queries
-    and report its own server as silent.
+    Each source sends one query at a time. With a limit on connections, a source could wait for a hundred hanging
+    queries of others and report its own server as silent.
     """
     connector = aiohttp.TCPConnector(limit=0)
     return aiohttp.ClientSession(connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
