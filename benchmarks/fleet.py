@@ -107,7 +107,7 @@ class Fleets(Generic[C]):
                 readings=readings,
                 refused={},
                 missed={},
-                told={},
+                workload_events={},
             )
             outcome = controller.step(view)
             took += process_time() - begun

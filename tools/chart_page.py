@@ -56,7 +56,7 @@ What to change from earlier charts:
 
 
 class Value(NamedTuple):
-    """A value that can be set."""
+    """A value of the chart."""
 
     path: str
     default: str
@@ -64,9 +64,9 @@ class Value(NamedTuple):
 
 
 def values(text: str) -> list[Value]:
-    """Read the values of a values.yaml, each with the comment above it; what has no values below it is one.
+    """Read the values of a values.yaml, each with the comment above it; a value has no values below it.
 
-    A comment above a section is told at its first value.
+    A comment above a section belongs to its first value.
     """
     known = yaml.safe_load(text)
     found: list[Value] = []

@@ -1,4 +1,4 @@
-"""Import cycles between modules, those of types alone included: ``python tools/import_cycles.py``.
+"""Import cycles between modules, including imports for types alone: ``python tools/import_cycles.py``.
 
 Exits 1 if there is a cycle that ``ALLOWED`` does not explain, or an entry of ``ALLOWED`` that no cycle needs any more.
 """
@@ -28,7 +28,7 @@ ALLOWED: dict[Import, str] = {
     ("carpool_sidecar.http1.connection", "carpool_sidecar.http1.server"): "a connection knows its server",
     ("carpool_sidecar.http1.exchange", "carpool_sidecar.http1.connection"): "an exchange knows its connection",
 }
-"""Imports that close a cycle, each for types alone, and why they may."""
+"""Imports that close a cycle, each for types alone, and the reason."""
 
 
 def groups(imports: Mapping[str, Iterable[str]]) -> list[list[str]]:
@@ -62,13 +62,13 @@ def groups(imports: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def without(imports: Mapping[str, Iterable[str]], left_out: Iterable[Import]) -> dict[str, list[str]]:
-    """Leave some imports out."""
+    """Remove some imports."""
     out = set(left_out)
     return {module: [other for other in others if (module, other) not in out] for module, others in imports.items()}
 
 
 def wrong(imports: Mapping[str, Iterable[str]], allowed: Iterable[Import]) -> list[str]:
-    """Say what is wrong, a line each: cycles that are not allowed, and allowances without a cycle."""
+    """Return the errors, a line each: cycles that are not allowed, and allowances without a cycle."""
     kept = list(allowed)
     cyclic = groups(without(imports, kept))
     lines = [f"import cycle: {', '.join(group)}: move what they share to a module below them" for group in cyclic]

@@ -41,7 +41,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def section(results: dict[str, Any] | None) -> Iterator[str]:
-    """Yield the section's lines. ``None``: nothing was measured."""
+    """Yield the section's lines. ``None``: there are no measurements."""
     yield from ("## Neighbours", "")
     if results is None:
         yield "`make neighbours` has not been run for the record yet."
@@ -63,7 +63,7 @@ def section(results: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _some(count: int, what: str) -> str:
-    """Return an addition to a figure: a count, or a flag, of something that should not be."""
+    """Return an addition to a figure: a count, or a flag, of something that should be zero."""
     if not count:
         return ""
     return f", {what}" if count is True else f", {count} {what}"

@@ -35,7 +35,7 @@ One request a second makes the batch it is in fail. What the others got: its err
 
 
 def page(peers: Sequence[Peer], generated: str) -> str:
-    """Return the page; ``generated`` says of it that it is."""
+    """Return the page; ``generated`` is the note that it is generated."""
     lines = ["# Real engines", "", generated]
     lines += ["What is measured, and how: [benchmarks](../benchmarks.md#real-engines).", ""]
     if not peers:
@@ -61,7 +61,7 @@ def _each(peers: Iterable[Peer]) -> Iterator[tuple[Peer, Any]]:
 
 
 def _in_short(peers: Sequence[Peer]) -> Iterator[str]:
-    """Yield a line for each setting, and what to make of it."""
+    """Yield a line for each setting, and the conclusion."""
     trials = [trial for _, setting in _each(peers) for trial in setting["trials"]]
     yield "## In short"
     yield ""
@@ -91,7 +91,7 @@ def _in_short(peers: Sequence[Peer]) -> Iterator[str]:
 
 
 def _settings(peers: Sequence[Peer]) -> Iterator[str]:
-    """Yield what was run."""
+    """Yield the settings of the runs."""
     yield "## Engines"
     yield ""
     yield from _head("engine, versions, default, tuned by hand, SLO, device, commit, taken")
@@ -154,13 +154,13 @@ def _poison(found: Sequence[tuple[Peer, Any]]) -> Iterator[str]:
 
 
 def _along(seen: Any) -> float:  # noqa: ANN401 - as read from JSON
-    """Return how many innocents shared each poisoned request's error; other errors are load that was shed."""
+    """Return the number of innocent requests that shared each poisoned request's error; other errors are shed load."""
     shared = sum(count for status, count in seen["refused"].items() if status in seen["their_answers"])
     return float(shared / max(seen["misbehaved"], 1))
 
 
 def _outcome(seen: Any) -> list[Any]:  # noqa: ANN401 - as read from JSON
-    """Return what the innocents came to."""
+    """Return the results of the innocent requests."""
     return [seen["innocents"], _counts(seen["refused"]), _counts(seen["lost"]), seen["wrong"]]
 
 
@@ -219,7 +219,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _cost(trial: Any, name: str) -> str:  # noqa: ANN401 - as read from JSON
-    """Return a cost of a right answer, where there were any."""
+    """Return the cost of a right answer, if there were any."""
     return f"{trial[name]:.2f}" if trial["p50"] is not None else ""
 
 

@@ -1,4 +1,4 @@
-"""The pages of docs/reference, written from the code that they describe: ``python -m reference [--check]``."""
+"""The pages of docs/reference, generated from the code that they describe: ``python -m reference [--check]``."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def commands() -> str:
 
 
 def api() -> str:
-    """Return the reference of what is spoken over HTTP: admin port, refusals, headers, limits."""
+    """Return the reference of the HTTP interface: admin port, refusals, headers, limits."""
     lines = ["# HTTP", "", GENERATED, "## Admin port", ""]
     lines += [
         "Without `apiKeyFile` all but the first four are served on a loopback address only; with it they take",
@@ -257,7 +257,7 @@ def injection() -> str:
 
 
 def benchmarks() -> str:
-    """Return the measured figures beside their limits, from the data files that the benchmarks wrote."""
+    """Return the measured figures with their limits, from the benchmarks' data files."""
     folder = ROOT / "benchmarks"
     lines = ["# Benchmark figures", "", GENERATED]
     lines += ["How they are measured, and what they mean: [benchmarks](../benchmarks.md).", "", "## Costs", ""]
@@ -314,7 +314,7 @@ def benchmarks() -> str:
 
 
 def _autoscaling(results: Any) -> list[str]:  # noqa: ANN401 - what the file holds
-    """Return days with autoscalers, what they save, and capacities as forecast and carried."""
+    """Return days with autoscalers, their savings, and forecast and measured capacities."""
     lines = ["## Autoscaling", ""]
     if results is None:
         return [*lines, "`make autoscaling` has not been run for the record yet."]
@@ -361,7 +361,7 @@ def _autoscaling(results: Any) -> list[str]:  # noqa: ANN401 - what the file hol
 
 
 def peers() -> str:
-    """Return what real engines did with the same model and load, from the data files that the runs wrote."""
+    """Return the results of real engines with the same model and load, from the runs' data files."""
     found = sorted((ROOT / "benchmarks" / "results" / "peers").glob("*.json"))
     return peers_page.page([_read(path) for path in found], GENERATED)
 
@@ -379,7 +379,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 SHOWN = ("README.md", "docs/savings.md")
-"""Pages, from the root, that show what a command prints."""
+"""Pages, from the root, that show commands' output."""
 
 _SHOWN = re.compile(
     r"```bash\n(carpool [^\n]+)\n```\n\n<!-- its output -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
@@ -387,9 +387,10 @@ _SHOWN = re.compile(
 
 
 def shown(page: str) -> str:
-    """Bring up to date what a page shows of commands' output: each line, by the words before its colon.
+    """Update commands' output in a page: each line is identified by the words before its colon.
 
-    A table's header has none and is found by its first word. Raises ``KeyError`` where a line is printed no more.
+    A table's header has no colon and is identified by its first word. Raises ``KeyError`` for a line that is not
+    printed any more.
 
     Only for output that is the same everywhere. Not part of ``--check``: the commands take seconds.
     """
@@ -408,7 +409,7 @@ def _label(line: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with ``--check`` say how they differ from the code; returns the exit code."""
+    """Write the pages, or with ``--check`` report how they differ from the code; returns the exit code."""
     stale = False
     pages = {FOLDER / name: written for name, written in PAGES.items()} | {chart_page.PAGE: chart_page.page}
     for path, written in pages.items():
@@ -437,7 +438,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _fields(kind: type[Struct], path: str) -> Iterator[tuple[str, types.Field, str]]:
-    """Yield the dotted path, the field and what it does, structs before what is in them."""
+    """Yield the dotted path, the field and its description, structs before their content."""
     texts = attribute_texts(kind)
     described = types.type_info(kind)
     assert isinstance(described, types.StructType)  # noqa: S101 - what it is of a struct
@@ -449,7 +450,7 @@ def _fields(kind: type[Struct], path: str) -> Iterator[tuple[str, types.Field, s
 
 
 def _inside(kind: type[Struct], path: str = "") -> Iterator[tuple[str, type[Struct]]]:
-    """Yield a struct and those in it, and where they are."""
+    """Yield a struct and those inside it, with their paths."""
     yield path, kind
     described = types.type_info(kind)
     assert isinstance(described, types.StructType)  # noqa: S101 - what it is of a struct
@@ -459,7 +460,7 @@ def _inside(kind: type[Struct], path: str = "") -> Iterator[tuple[str, type[Stru
 
 
 def _structs(kind: types.Type) -> Iterator[tuple[str, type[Struct]]]:
-    """Yield the structs that a field holds, and how one of them is reached from it."""
+    """Yield the structs that a field holds, and the path to each."""
     match kind:
         case types.StructType(cls=cls):
             yield "", cls
@@ -475,7 +476,7 @@ def _structs(kind: types.Type) -> Iterator[tuple[str, type[Struct]]]:
 
 
 def _value(kind: types.Type) -> str:
-    """Say what a field takes."""
+    """Describe a field's values."""
     match kind:
         case types.CustomType(cls=cls):
             return {Duration: "duration", Quantity: "size"}[cls]
@@ -532,7 +533,7 @@ def _defaults(limits: type[ServerLimits | ClientLimits]) -> Iterator[tuple[str, 
         yield name, getattr(made, name)
 
 
-# ------------------------------------------------------------------------------------------------- words
+# ------------------------------------------------------------------------------------------------- text
 
 
 def _read(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds

@@ -1,8 +1,9 @@
-"""`make check`: how large the core, its classes and its functions may be.
+"""`make check`: limits the size of the core, its classes and its functions.
 
-What is larger is listed below with its size, which may only shrink; what isn't any more has to leave the list.
+Larger ones are listed below with their size, which may only shrink; one that is not larger any more must leave the
+list.
 
-Exit codes: 0, all within their limits; 1, not so.
+Exit codes: 0, all within their limits; 1, otherwise.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ if TYPE_CHECKING:
 CORE = Path(__file__).parents[1] / "core" / "carpool"
 
 LINES, GOAL = 9_615, 5_500
-"""Of the core without what is for token streams: what it may have, and what it should."""
+"""Lines of the core without token streams: the limit, and the goal."""
 
 GENERATION = ("generation/", "policy/generation.py", "exchange/token_streams.py")
-"""What is for token streams."""
+"""Files for token streams."""
 
 LIMITS = {"function lines": 60, "class lines": 250, "class attributes": 12}
 
 LARGER: dict[tuple[str, str], int] = {
-    # Plain records, flat since every request reads and writes them: an attribute is a count, or a fact of one request.
+    # Plain records, flat because every request reads and writes them: an attribute is a count, or a fact of one
+    # request.
     ("batching/counters.py", "Counters: class attributes"): 24,
     ("batching/requests.py", "Batch: class attributes"): 17,
     ("batching/requests.py", "Request: class attributes"): 20,
@@ -57,7 +59,7 @@ def _lines(node: ast.FunctionDef | ast.ClassDef) -> int:
 
 
 def wrong(folder: Path = CORE, larger: dict[tuple[str, str], int] = LARGER, lines: int = LINES) -> list[str]:
-    """List what is too large, and what is listed without need."""
+    """List what is too large, and unnecessary entries of the list."""
     told, total, left = [], 0, dict(larger)
     for path in sorted(folder.rglob("*.py")):
         text, name = path.read_text("utf-8"), path.relative_to(folder).as_posix()
@@ -79,7 +81,7 @@ def wrong(folder: Path = CORE, larger: dict[tuple[str, str], int] = LARGER, line
 
 
 def main() -> int:
-    """Print what is wrong."""
+    """Print the errors."""
     told = wrong()
     print("\n".join(told), end="\n" if told else "")
     return 1 if told else 0

@@ -1,16 +1,19 @@
 """Refuse the private words of earlier versions in what people read: ``python tools/words.py``.
 
 Reads the pages that people write (outside code) and the messages of ``cli``, ``sidecar`` and ``operator``: string
-literals with a space, and the docstrings that click shows as help. Prints ``file:line: word: what to write``
-and exits 1 if it finds one that ``ALLOWED`` does not explain, or an entry of ``ALLOWED`` that nothing needs any more.
+literals with a space, and the docstrings that click shows as help. In the folders of ``NOTES`` it also reads all other
+docstrings and the comments. Prints ``file:line: word: what to write`` and exits 1 if it finds one that ``ALLOWED`` does
+not explain, or an entry of ``ALLOWED`` that nothing needs any more.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import io
 import re
 import sys
+import tokenize
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "examples/*.md", "charts/**/NOTES.txt")
 GENERATED = {"docs/proof.md", "docs/proof-figures.md"}
-CODE = ("cli", "sidecar", "operator")
+MESSAGES = ("cli", "sidecar", "operator")
+"""Folders whose messages are read."""
+NOTES = ("cli", "operator", "tools")
+"""Folders whose docstrings and comments are read."""
 
 _TARGET = r"(?:SLO|p(?:50|9\d+)|promise)"
 _KEPT = r"(?:holds?|held|keep|keeps|kept|breaks?|broke|broken)"
@@ -52,6 +58,11 @@ ALLOWED = {
     ("docs/tuning-details.md", "t(b)"): "the formula, where it is introduced",
     ("docs/tuning.md", "t(b)"): "the formula, where it is introduced",
     ("cli/carpool_cli/profiling/device_profile.py", "executors"): "a field of profile files",
+    ("cli/carpool_cli/live/running.py", "tell"): "rewritten with branch s-capacity",
+    ("cli/carpool_cli/planning/recommending.py", "hold the SLO"): "rewritten with branch s-capacity",
+    ("cli/carpool_cli/planning/recommending.py", "holds the SLO"): "rewritten with branch s-capacity",
+    ("cli/carpool_cli/planning/recommending.py", "company"): "rewritten with branch s-capacity",
+    ("cli/carpool_cli/planning/recommending.py", "t(b)"): "rewritten with branch s-capacity",
 }
 """A file, what is found there, and why it may stay."""
 
@@ -69,18 +80,41 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
 def messages(source: str) -> Iterator[tuple[int, str]]:
     """List string literals that have a space, with line numbers; of docstrings those that click shows."""
     tree = ast.parse(source)
-    silent = set()
+    silent = {id(each) for each in _silent(tree)}
+    for node in _texts(ast.walk(tree)):
+        if id(node) not in silent:
+            yield from ((number, line) for number, line in _lines(node) if " " in line)
+
+
+def notes(source: str) -> Iterator[tuple[int, str]]:
+    """Lines of comments, and of docstrings that click does not show, with their numbers and without code."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], _without_code(token.string)
+    for node in _texts(_silent(ast.parse(source))):
+        yield from ((number, _without_code(line)) for number, line in _lines(node))
+
+
+def _silent(tree: ast.Module) -> Iterator[ast.expr]:
+    """Yield the expressions that are statements, docstrings among them, without those that click shows."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         decorators = [ast.unparse(each) for each in getattr(node, "decorator_list", [])]
         shown = any(re.search(r"\.(?:command|group)\(", each) for each in decorators)
         if isinstance(body, list) and not shown:
-            silent |= {id(each.value) for each in body if isinstance(each, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
-            for offset, line in enumerate(node.value.split("\n")):
-                if " " in line:
-                    yield node.lineno + offset, line
+            yield from (each.value for each in body if isinstance(each, ast.Expr))
+
+
+def _texts(nodes: Iterable[ast.AST]) -> Iterator[ast.Constant]:
+    return (each for each in nodes if isinstance(each, ast.Constant) and isinstance(each.value, str))
+
+
+def _lines(node: ast.Constant) -> Iterator[tuple[int, str]]:
+    return enumerate(str(node.value).split("\n"), node.lineno)
+
+
+def _without_code(line: str) -> str:
+    return re.sub(r"``.*?``|`[^`]*`", "`", line)
 
 
 def findings(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:
@@ -95,11 +129,12 @@ def wrong(root: Path, allowed: Iterable[tuple[str, str]] = ALLOWED) -> list[str]
     """Say what is wrong, a line each."""
     unused, lines = set(allowed), []
     pages = sorted({path for pattern in PAGES for path in root.glob(pattern)})
-    sources = sorted(path for folder in CODE for path in (root / folder).rglob("*.py"))
-    for path in [*pages, *sources]:
+    parts = [(path, prose) for path in pages]
+    for read, folders in ((messages, MESSAGES), (notes, NOTES)):
+        parts += [(path, read) for folder in folders for path in sorted((root / folder).rglob("*.py"))]
+    for path, read in parts:
         name = str(path.relative_to(root))
-        text = path.read_text("utf-8")
-        for number, word, instead in findings((messages if path.suffix == ".py" else prose)(text)):
+        for number, word, instead in findings(read(path.read_text("utf-8"))):
             if (name, word) in {*allowed}:
                 unused.discard((name, word))
             elif name not in GENERATED:

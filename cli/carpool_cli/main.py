@@ -1,4 +1,4 @@
-"""The ``carpool`` command: one group, each subcommand in a module of its own that is imported when it is called."""
+"""The ``carpool`` command: a group whose subcommands are modules, imported when they are called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 try:
     import click
 except ModuleNotFoundError:
-    # The script is installed with any extra; what it needs, with its own.
+    # The script is installed without extras, too; a subcommand's dependencies come with its extra.
     raise SystemExit("carpool: the commands need the extra `cli`: pip install '.[cli]'") from None
 
 from carpool_cli.stopped import Interrupted
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where a subcommand lives (its module has a ``command``), and what the group's help says of it."""
+    """The module of a subcommand (it has a ``command``), and its line in the group's help."""
 
     module: str
     summary: str
 
 
-# The summaries stand here so that `carpool --help` imports none of the modules: numpy alone costs 0.1 s.
+# The summaries are here so that `carpool --help` imports none of the modules: numpy alone costs 0.1 s.
 COMMANDS = {
     "up": Entry("carpool_cli.commands.up", "Serve a model with batching that tunes itself to a p99."),
     "top": Entry("carpool_cli.commands.top", "Watch a running sidecar."),
@@ -47,20 +47,20 @@ COMMANDS = {
 
 
 class Mistyped(click.ClickException):
-    """What was typed can't be meant; one line."""
+    """Invalid input on the command line; one line."""
 
     exit_code = 2
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name and imports one when it is asked for."""
+    """A group that knows its commands by name and imports each on demand."""
 
     def __init__(self, *args: Any, entries: Mapping[str, Entry] = COMMANDS, **settings: Any) -> None:  # noqa: ANN401 - click's own
         super().__init__(*args, **settings)
         self.entries = entries
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Names in the order of the table: as one would use them."""
+        """Names in the order of the table: the order in which they are used."""
         return list(self.entries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
@@ -72,7 +72,7 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command. What was typed wrong is reported in one line, without the usage that click sets before it.
+        """Run a command. Usage errors are reported in one line, without the usage that click prints before it.
 
         Raises ``Mistyped`` then, and ``click.ClickException`` for a file that can't be read or written.
         """
@@ -87,7 +87,7 @@ class LazyGroup(click.Group):
             raise Interrupted("stopped") from None
         except OSError as error:
             if error.errno == errno.EPIPE:
-                raise  # the reader of a pipe has gone: click ends quietly
+                raise  # the reader of a pipe has gone: click exits quietly
             where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
             raise click.ClickException(f"{where}{error.strerror or str(error) or type(error).__name__}") from None
 

@@ -1,4 +1,4 @@
-"""What the subcommands' options have in common: durations, servers, and imports that may be missing."""
+"""Shared by the subcommands' options: durations, servers, and imports that may be missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 class DurationType(click.ParamType[float]):
-    """Seconds, written with their unit. ``above``: seconds that it has to be longer than; ``None``: it may be 0."""
+    """Seconds, written with their unit. ``above``: an exclusive lower limit in seconds; ``None``: 0 is allowed."""
 
     name = "duration"
 
@@ -34,7 +34,7 @@ class DurationType(click.ParamType[float]):
         self._above = above
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's signature
-        """Read ``50ms``, or ``7.433ms`` as it is printed; a default that is a number already stays one."""
+        """Read ``50ms``, or ``7.433ms`` as printed; a default that is already a number stays."""
         if isinstance(value, int | float):
             return float(value)
         try:
@@ -49,7 +49,7 @@ class DurationType(click.ParamType[float]):
     def _read(text: str) -> float:
         """Return the seconds of a text.
 
-        Raises ``ValueError`` that says what to write.
+        Raises ``ValueError`` with the expected format.
         """
         if found := re.fullmatch(r"([0-9]{1,5}\.[0-9]{1,6})(h|m|s|ms|us)", text):
             return float(found[1]) * float(Duration.parse(f"1{found[2]}"))
@@ -62,7 +62,7 @@ class AgoType(click.ParamType[float]):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's signature
-        """Read ``90s``, ``30m``, ``12h``, ``7d`` or ``2w``; a default that is a number already stays one."""
+        """Read ``90s``, ``30m``, ``12h``, ``7d`` or ``2w``; a default that is already a number stays."""
         if isinstance(value, int | float):
             return float(value)
         found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhdw])", value)
@@ -72,7 +72,7 @@ class AgoType(click.ParamType[float]):
 
 
 class Address(NamedTuple):
-    """A server: ``path`` is what stands before its endpoints, empty mostly."""
+    """A server: ``path`` precedes its endpoints' paths, and is mostly empty."""
 
     host: str
     port: int
@@ -134,10 +134,10 @@ class DimType(click.ParamType[tuple[str, int]]):
 
 
 class FiniteRange(click.FloatRange):
-    """A number within bounds: ``nan`` and ``inf`` are inside every range of click's."""
+    """A finite number within bounds: click's ranges accept ``nan`` and ``inf``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's signature
-        """Refuse what is no number to compute with."""
+        """Reject numbers that are not finite."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value!r}: write a number, e.g. 0.5 or 200", param, ctx)
@@ -145,14 +145,14 @@ class FiniteRange(click.FloatRange):
 
 
 class InputFile(click.Path):
-    """A file to read; what reads it says where it is missing or wrong."""
+    """A file to read; its reader reports a missing or invalid one."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
 
 
 class OutputFile(click.Path):
-    """A file to write: that its folder is there is checked at once, not when all the work is done."""
+    """A file to write: its folder is checked at once, not when all the work is done."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
@@ -168,10 +168,10 @@ class OutputFile(click.Path):
 
 
 class PictureFile(OutputFile):
-    """A picture to draw: its format is checked at once, too."""
+    """A plot to write: its format is checked at once, too."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # noqa: ANN401 - click's signature
-        """Check the folder and the ending."""
+        """Check the folder and the extension."""
         path = super().convert(value, param, ctx)
         if path.suffix.lower() not in PICTURES:
             self.fail(f"{str(path)!r}: end it with {', '.join(PICTURES)}", param, ctx)
@@ -179,7 +179,7 @@ class PictureFile(OutputFile):
 
 
 def opening(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that open an admin port."""
+    """Add the options for access to an admin port."""
     for option in (
         click.option(
             "--workload",
@@ -193,7 +193,7 @@ def opening(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class WithStreams(click.Command):
-    """A command that ``--generative`` makes another one, with options of its own: ``streams`` is that one's module."""
+    """A command that ``--generative`` replaces by another one, with its own options, from the module ``streams``."""
 
     def __init__(self, *args: Any, streams: str, **settings: Any) -> None:  # noqa: ANN401 - click's own
         super().__init__(*args, **settings)
@@ -220,7 +220,7 @@ class WithStreams(click.Command):
         parent: click.Context | None = None,
         **extra: Any,  # noqa: ANN401 - click's own
     ) -> click.Context:
-        """Hand over to the command for token streams, if it is asked for."""
+        """Switch to the command for token streams, if requested."""
         if "--generative" not in args:
             return super().make_context(info_name, args, parent, **extra)
         rest = [each for each in args if each != "--generative"]
@@ -239,9 +239,9 @@ DIMS = DimType()
 
 
 def need(module: str, extra: str) -> ModuleType:
-    """Import a module that an extra brings.
+    """Import a module that belongs to an extra.
 
-    Raises ``click.ClickException`` naming the command that installs it.
+    Raises ``click.ClickException`` with the command that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -250,7 +250,7 @@ def need(module: str, extra: str) -> ModuleType:
 
 
 def header_fields(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Headers:
-    """Read ``name: value`` of a repeatable option."""
+    """Parse ``name: value`` of a repeatable option."""
     fields = []
     for value in values:
         name, colon, content = value.partition(":")

@@ -1,4 +1,4 @@
-"""Ctrl-C: said in one line, with the exit code that shells expect."""
+"""Ctrl-C: one line, and the usual exit code of shells."""
 
 from __future__ import annotations
 

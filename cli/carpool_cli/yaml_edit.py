@@ -1,4 +1,4 @@
-"""Changes of a YAML document that leave what they don't touch as it was written: comments, order, quotes."""
+"""Changes a YAML document and keeps everything else as written: comments, order, quotes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SCALARS = {
               "-+0123456789."),
     "bool": (r"y|Y|yes|Yes|YES|n|N|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", "yYnNtTfFoO"),
 }  # fmt: skip
-"""Scalars without quotes that are no text to kubectl (go-yaml v2, resolve.go), with the characters that they begin
-with. PyYAML's own differ: to it 12:30 is 750, 2024-01-02 a date, and 1e3 a text that needs no quotes."""
+"""Unquoted scalars that kubectl does not read as text (go-yaml v2, resolve.go), with their first characters. PyYAML's
+differ: it reads 12:30 as 750, 2024-01-02 as a date, and 1e3 as text that needs no quotes."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes texts that kubectl would take for something else."""
+    """Quotes texts that kubectl would read as something else."""
 
 
 for _each in (_Loader, _Dumper):
@@ -57,23 +57,23 @@ class _Edit(NamedTuple):
 
 
 class _OddError(Exception):
-    """Written in a way that is not edited here: the whole document is written anew."""
+    """YAML that can't be edited in place: the whole document is written anew."""
 
 
 def edited(text: str, new: Any) -> str:  # noqa: ANN401 - whatever YAML holds
-    """Return the text of one document with ``new`` in it, which is compared with what is there.
+    """Return the text of one document with ``new`` in it, which is compared with the present content.
 
-    Where that can't be done in place (anchors, merge keys, ...) the document is written anew, without its comments.
+    If it can't be edited in place (anchors, merge keys, ...) the document is written anew, without its comments.
     """
     changed = in_place(text, new)
     return _dump(new) + "\n" if changed is None else changed
 
 
 def in_place(text: str, new: Any) -> str | None:  # noqa: ANN401 - whatever YAML holds
-    """Return the text with ``new`` in it and all else as it was; ``None`` where that can't be done."""
+    """Return the text with ``new`` in it and everything else unchanged; ``None`` if that can't be done."""
     old, node = load(text), yaml.compose(text, Loader=_Loader)
     assert node is not None  # noqa: S101 - an empty document has nothing to change
-    # What is written in braces is changed inside of them, or where that does not come out right as a whole.
+    # Content in braces is edited inside them, or replaced as a whole if that fails.
     for whole in (False, True):
         try:
             pieces, position = [], 0
@@ -121,10 +121,10 @@ def _edits(text: str, node: yaml.Node, old: Any, new: Any, *, whole: bool) -> It
 
 
 def _in_braces(node: yaml.Node, old: Any, new: Any, *, whole: bool) -> Iterator[_Edit]:  # noqa: ANN401 - whatever YAML holds
-    """Yield the edits of what is written in braces, or in brackets."""
+    """Yield the edits of content in braces or brackets."""
     if old == new:
         return
-    members: list[tuple[Any, yaml.Node, yaml.Node]] = []  # each with the nodes that it begins and ends with
+    members: list[tuple[Any, yaml.Node, yaml.Node]] = []  # each with the nodes at its beginning and end
     staying: dict[Any, Any] = {}
     added: Any = None
     if isinstance(node, yaml.MappingNode) and isinstance(new, dict):
@@ -152,22 +152,22 @@ def _in_braces(node: yaml.Node, old: Any, new: Any, *, whole: bool) -> Iterator[
 
 
 def _quoted(node: yaml.Node, new: Any) -> str | None:  # noqa: ANN401 - whatever YAML holds
-    """Return a text in the quotes of the one that it replaces; ``None`` where that had none."""
+    """Return a text in the quotes of the one that it replaces; ``None`` if that had none."""
     if isinstance(node, yaml.ScalarNode) and node.style in {"'", '"'} and isinstance(new, str):
         return _dump(new, quote=node.style)
     return None
 
 
 def _inserted(text: str, node: yaml.CollectionNode, block: str, column: int) -> _Edit:
-    """Put a block behind a block's last line."""
+    """Insert a block after a block's last line."""
     end = _line_end(text, node)
     return _Edit(end, end, "\n" + textwrap.indent(block, " " * column))
 
 
 def _line_end(text: str, node: yaml.Node) -> int:
-    """Return the end of a node's last line, a comment on that line included.
+    """Return the end of a node's last line, including a comment on that line.
 
-    A block's own end is where the next token begins, behind comments that may belong to that.
+    A block's own end is where the next token begins, after comments that may belong to that token.
     """
     while isinstance(node, yaml.CollectionNode) and not node.flow_style:
         node = node.value[-1][1] if isinstance(node, yaml.MappingNode) else node.value[-1]

@@ -1,1 +1,1 @@
-"""The cluster side: a policy is watched, a fleet of sidecars is tuned, model Deployments get their sidecars."""
+"""The cluster side: watches policies, tunes fleets of sidecars, and adds sidecars to pods of model workloads."""

@@ -1,7 +1,7 @@
-"""One policy: its targets are steered, and all that is said of it is put together.
+"""One policy: steers its targets, and puts its status together.
 
-``restore`` what a target's ConfigMap holds before the first ``step`` that sees the target; then ``step`` once a pass.
-``change`` is what the ConfigMap should hold.
+Call ``restore`` with the content of a target's ConfigMap before the first ``step`` that includes the target; then call
+``step`` once per pass. ``change`` returns what the ConfigMap should hold.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NOTHING = Finding(UNKNOWN, "NoTargets", "none of its targets exists and belongs 
 
 
 class Controller:
-    """Decides for one policy. Pure: time and all that is known are arguments, what is to be done is returned."""
+    """Decides for one policy. Pure: time and all input are arguments, actions are returned."""
 
     def __init__(self) -> None:
         self._steerings: dict[Target, Steering] = {}
@@ -51,20 +51,20 @@ class Controller:
         self._before: Status | None = None
         self._delivered: dict[Target, Delivery] = {}
         self._autoscalers: dict[Target, str] = {}
-        """What follows the load of targets, as was last said."""
+        """Autoscalers that follow the load of targets, as last reported."""
 
     def restore(self, target: Target, change: Change) -> None:
-        """Go on from what a target's ConfigMap holds: another operator's work, or this one's before it died."""
+        """Continue from a target's ConfigMap: from another operator, or from this one before a restart."""
         self._steerings[target] = Steering(target)
         self._steerings[target].restore(change)
 
     def change(self, target: Target) -> Change | None:
-        """Return what a target's ConfigMap should hold; ``None`` while nothing was published."""
+        """Return the change that a target's ConfigMap should hold; ``None`` while nothing was published."""
         steering = self._steerings.get(target)
         return None if steering is None else steering.publisher.change
 
     def step(self, view: View) -> Outcome:
-        """Look at everything and decide."""
+        """Evaluate the policy's view and decide."""
         policy = view.policy
         if self._reporter is None or self._before is None:
             self._before = _read(policy)
@@ -83,7 +83,7 @@ class Controller:
         spec = policy.spec
         if spec is None:
             return self._unread(view)
-        # 1. What is there and its own
+        # 1. Existing workloads, and those that belong to the policy
         targets = targets_of(policy.namespace, spec, view.selected)
         owned = [target for target in targets if view.owners[target].uid == policy.uid]
         self._steerings = {target: self._steerings.get(target) or self._begun(target) for target in owned}
@@ -97,7 +97,7 @@ class Controller:
             sent, happenings = steering.step(view, spec, wanted=wanted, kept=kept)
             documents += sent
             happened += [(target, each) for each in happenings]
-        # 3. Say what came of it
+        # 3. Report the result
         events = [_event(target, happening) for target, happening in happened]
         if not documents and not happened and self._awaits(view, spec):
             return Outcome(documents, policy.status, events)
@@ -108,13 +108,13 @@ class Controller:
         return Outcome(documents, written(status), events)
 
     def _begun(self, target: Target) -> Steering:
-        """Begin with a target whose ConfigMap is not known; engines without sidecars have none."""
+        """Start steering a target whose ConfigMap is unknown; engines without sidecars have none."""
         steering = Steering(target)
         self._recall_streams(steering)
         return steering
 
     def _recall_streams(self, steering: Steering) -> None:
-        """Go on with what a status says of a target's token streams."""
+        """Restore a target's token streams from a status."""
         where = f"{steering.target.kind}/{steering.target.name}"
         for said in () if self._before is None else self._before.token_streams:
             if said.target == where:
@@ -122,7 +122,7 @@ class Controller:
                 steering.engines.recall(said.recommended)
 
     def _unread(self, view: View) -> Outcome:
-        """Say what is wrong with a spec that cannot be read; what runs stays, and so does what was said of it."""
+        """Report why a spec cannot be read; the running parameters and the previous status stay."""
         policy = view.policy
         finding = accepted(policy, (), view)
         findings = {
@@ -140,7 +140,7 @@ class Controller:
         return Outcome([], written(Status(**{**kept, **changes})), events)
 
     def _awaits(self, view: View, spec: PolicySpec) -> bool:
-        """Whether this goes on from what another operator did, and has read too little yet to say anything else."""
+        """Whether this continues another operator's work, and has too few readings yet to report anything else."""
         if not view.policy.status or view.policy.status.get("observedGeneration") != view.policy.generation:
             return False
         return any(
@@ -155,7 +155,7 @@ class Controller:
         return None if said is None or said.status is UNKNOWN else said.status is ConditionStatus.TRUE
 
     def _autoscaled(self, view: View, spec: PolicySpec) -> list[Event]:
-        """Say where an autoscaler began to follow the load, or ended: it changes what is chosen."""
+        """Report where an autoscaler began or stopped following the load: it changes the choice of parameters."""
         events = []
         now = {target: autoscaler_of(view.workloads.get(target)) for target in self._steerings}
         for target, follows in now.items():
@@ -170,7 +170,7 @@ class Controller:
         return events
 
     def _conclude(self, view: View, spec: PolicySpec) -> list[Event]:
-        """Find out what is so, and return what of it is news."""
+        """Evaluate the conditions, and return events for those that changed."""
         policy = view.policy
         there = [steering for target, steering in self._steerings.items() if target in view.workloads]
         said = _found(self._conditions, ConditionType.PROGRAMMED)
@@ -196,7 +196,7 @@ class Controller:
         return self._say(view, findings)
 
     def _say(self, view: View, findings: dict[ConditionType, Finding]) -> list[Event]:
-        """Take findings down as conditions; an event for each that became false, or is so for another reason."""
+        """Write findings as conditions; record an event for each that became false, or changed its reason."""
         before = {condition.type: condition for condition in self._conditions}
         self._conditions = conditions(findings, self._conditions, view.policy.generation, timestamp(view.wall))
         return [
@@ -209,7 +209,7 @@ class Controller:
 
 
 def _read(policy: Policy) -> Status:
-    """Return what was said of a policy before; nothing where that cannot be read."""
+    """Return the previous status of a policy; an empty one where it cannot be read."""
     try:
         return from_plain(policy.status, Status, what="status")
     except PolicyError:
@@ -223,7 +223,7 @@ def _found(said: tuple[Condition, ...], kind: ConditionType) -> Finding | None:
 
 WARNINGS = frozenset({"RolledBack", "FellBack"})
 EVENTS = {"Applied": "ParametersChanged", "Trying": "CanaryStarted", "FellBack": "FellBack"}
-"""Reasons of events by what was done; where none is named, what was decided says it best."""
+"""Reasons of events by action; for other actions, the decision's reason is used."""
 
 
 def _event(target: Target, happening: Happening) -> Event:

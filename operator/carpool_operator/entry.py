@@ -1,7 +1,7 @@
-"""Where the two commands begin: signals are heeded before anything else is loaded.
+"""The entry points of the two commands: signals are handled before anything else is loaded.
 
-The first process of a container is not ended by a signal that it does not handle, and loading takes a second: whoever
-was told to stop meanwhile would go on until it is killed.
+A container's first process ignores signals without a handler, and loading takes a second. A process stopped meanwhile
+would go on until it is killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def injector() -> int:
 
 
 def _heed_signals() -> None:
-    """End at once when told to, until the command has handlers of its own: there is nothing to finish yet."""
+    """Exit at once on a signal, until the command installs its own handlers: there is nothing to finish yet."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        # No exception: one that is raised in a callback of the import system is lost.
+        # No exception: one raised in a callback of the import system is lost.
         signal.signal(number, lambda *_: os._exit(0))

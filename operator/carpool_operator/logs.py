@@ -1,6 +1,6 @@
-"""Structured logs: one JSON object a line, on standard error.
+"""Structured logs: one JSON object per line, on standard error.
 
-The sidecar's look the same; neither may import the other, and the core knows no logging.
+The sidecar's logs look the same; neither may import the other, and the core has no logging.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {
     "k8s_skip",
     "k8s_ref",
 }
-"""Attributes of every record, and what kopf adds to its own."""
+"""Attributes of every record, and those that kopf adds to its own."""
 
 
 class JsonLines(logging.Formatter):
-    """``{"time": ..., "level": ..., "event": ..., fields}``; fields are what was passed as ``extra``."""
+    """``{"time": ..., "level": ..., "event": ..., fields}``; fields are those passed as ``extra``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without its end."""
+        """Return the line, without its line end."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -49,8 +49,8 @@ def set_up(level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     if level != "Debug":
-        # A line for every event and every request.
+        # It logs a line for every event and every request.
         for name in ("kopf", "aiohttp", "urllib3"):
             logging.getLogger(name).setLevel(logging.WARNING)
-    # It is meant not to see the signals: it runs in a thread of ours.
+    # It runs in a thread of ours, and is not meant to receive signals.
     logging.getLogger("kopf._core.reactor.running").addFilter(lambda record: "OS signals" not in record.getMessage())

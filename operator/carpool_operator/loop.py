@@ -1,7 +1,7 @@
-"""The one loop of the one that leads: look at everything, decide, do what is missing; again.
+"""The leader's loop: read the state, decide, do what is missing, repeat.
 
-It goes by states, not by events: what an event would have said, the next pass sees; what a write did not do, the next
-pass does. So it may be killed between any two writes, and be told anything twice or not at all.
+It goes by state, not by events. The next pass sees what a missed event would have reported, and repeats a failed write.
+So it may be killed between any two writes, and events may arrive twice or not at all.
 """
 
 from __future__ import annotations
@@ -53,25 +53,26 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.sources.choice import Sources
 
 AT_ONCE = 16
-"""Policies whose pods are asked at a time: the pods' reports are held until they are decided on."""
+"""Policies whose pods are read at a time: the pods' reports stay in memory until the decision."""
 
 PATIENCE = 30.0
-"""Seconds that a pass waits for the last of its policies; those that take longer are left out of the next passes."""
+"""Seconds that a pass waits for its last policies; slower ones are left out of the next passes."""
 
 BUDGET = 10.0
-"""CPU seconds after which a pass takes on no more policies; the next one begins with those. A thousand models that are
-all searched for the first time take a minute: no other policy should wait for that."""
+"""CPU seconds after which a pass starts no more policies; the next pass begins with those left out. Searching a
+thousand models for the first time takes a minute: no other policy should wait for that."""
 
 RESTS, HURRIES = 2.0, 1.1
-"""Times its CPU seconds that a pass takes at least: half a core, and nearly a whole one while policies are left out."""
+"""Least duration of a pass, as a multiple of its CPU seconds: half a core, and nearly a whole one while policies are
+left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What the loop works with."""
+    """The loop's dependencies."""
 
     controller: Callable[[], Controller]
-    """Makes one for a policy."""
+    """Creates the controller of a policy."""
     fleet: Fleet
     writer: Writer
     signer: Signer
@@ -83,48 +84,48 @@ class Parts:
     metrics: Metrics
     backoff: Backoff
     steps: Executor
-    """One thread, so that deciding keeps neither the lease nor the probes waiting."""
+    """One thread, so that decisions delay neither the lease nor the probes."""
     clock: Callable[[], float]
     wall: Callable[[], float]
     cpu: Callable[[], float]
     """CPU seconds of this process."""
     log: logging.Logger
     defaults: Mapping[str, str] = field(default_factory=dict)
-    """Of the annotations of workloads, in the whole cluster."""
+    """Default annotations of workloads, for the whole cluster."""
 
 
 @dataclass
 class _Held:
-    """One policy's controller, and what is remembered of it."""
+    """One policy's controller and its state between passes."""
 
     uid: str
     controller: Controller
     begun: float = -inf
-    """When it was last looked at."""
+    """When it was last evaluated."""
     targets: frozenset[Target] = frozenset()
-    """Those whose published configuration it was told of."""
+    """Targets whose published configuration it has restored."""
     decided: tuple[object, ...] = ()
     unwritable: tuple[Any, Any] | None = None
-    """The status that was wanted and what the server made of it: an older CRD leaves out what it doesn't know."""
+    """The wanted status and the server's version of it: an older CRD drops fields that it doesn't know."""
     acknowledged: int = 0
     missed: int = 0
 
 
 @dataclass(frozen=True)
 class _Scene:
-    """The cluster as it is at the begin of a pass."""
+    """The cluster at the beginning of a pass."""
 
     owners: Mapping[Target, Policy]
     owned: Mapping[str, Sequence[Target]]
     """By UID of the policy that they belong to."""
     selected: Mapping[str, Sequence[Target]]
-    """By UID of the policy that selects."""
+    """By UID of the policy that selects them."""
     pods: Mapping[Target, Sequence[Pod]]
     fleet: int
-    told: Mapping[Target, Sequence[Event]]
-    """Of annotations, on their workloads."""
+    workload_events: Mapping[Target, Sequence[Event]]
+    """Events about annotations, by their workload."""
     autoscalers: Mapping[Target, Autoscaler]
-    """What follows the load of workloads."""
+    """Autoscalers that follow the load of workloads."""
 
 
 class Loop:
@@ -132,12 +133,12 @@ class Loop:
 
     def __init__(self, parts: Parts) -> None:
         self.progress = parts.clock()
-        """When a decision was last made, or none was waited for: the only work here that has no end of its own."""
+        """Time of the last decision, or when none was waited for: only decisions have no timeout of their own."""
         self._undecided = 0
         self._spent_at = inf
         """CPU seconds at which the pass has spent its budget."""
         self._left_out = self._hurried = False
-        """Whether the pass had no time for some policies, and whether the one before had none."""
+        """Whether the pass had no time for some policies, and whether the pass before had none."""
         self._p = parts
         self._owned = Owned(parts.defaults)
         self._held: dict[Key, _Held] = {}
@@ -148,23 +149,23 @@ class Loop:
         self._ending = False
 
     async def run(self, interval: float) -> None:
-        """Pass after pass until cancelled, ``interval`` seconds apart, or so far that they take half a core.
+        """Run passes until cancelled, ``interval`` seconds apart, or as far apart that they take half a core.
 
-        While policies are left out, which is when many are learned at once, they take nearly a whole one.
+        While policies are left out, as when many are learned at once, they take nearly a whole core.
         """
         clock, spent = self._p.clock, self._p.cpu
         while True:
             begun, cpu = clock(), spent()
             await self.once()
             lasted = clock() - begun
-            # Looked at again: what a pass left behind goes on, and counts.
-            while (left := apart(interval, spent() - cpu, left_out=self._left_out) - (clock() - begun)) > 0:  # noqa: ASYNC110 - CPU time tells nobody
+            # Evaluated again: tasks that a pass left running go on, and count.
+            while (left := apart(interval, spent() - cpu, left_out=self._left_out) - (clock() - begun)) > 0:  # noqa: ASYNC110 - CPU time has no event
                 await asyncio.sleep(left)
             self._p.metrics.observe("pass_seconds", lasted)
             self._p.metrics.count("pass_cpu_seconds", by=spent() - cpu)
 
     async def end(self, within: float) -> None:
-        """Begin nothing more, and wait for writes in work, ``within`` so many seconds."""
+        """Start nothing more, and wait for running writes, up to ``within`` seconds."""
         self._ending = True
         if self._busy:
             _, late = await asyncio.wait(self._busy.values(), timeout=within)
@@ -188,20 +189,20 @@ class Loop:
             self._start(("policy", policy.uid), self._drop(policy))
         for workload, event in plan.events:
             p.recorder.record(_about(workload), event, p.wall(), LASTING)
-        # 2. Whose is what, and what belongs to nobody any more
+        # 2. The owner of each workload, and objects without an owner
         policies = {Key(each.namespace, each.name): each for each in p.fleet.policies}
-        told: dict[Target, list[Event]] = {}
+        events: dict[Target, list[Event]] = {}
         for workload, event in plan.events:
-            told.setdefault(workload.target, []).append(event)
+            events.setdefault(workload.target, []).append(event)
         owners = assign(policies.values(), selected)
         owned: dict[str, list[Target]] = {}
         for target, owner in owners.items():
             owned.setdefault(owner.uid, []).append(target)
         scene = _Scene(
-            owners, owned, selected, p.fleet.pods_by_target(), len(p.fleet.pods), told, p.fleet.autoscalers()
+            owners, owned, selected, p.fleet.pods_by_target(), len(p.fleet.pods), events, p.fleet.autoscalers()
         )
         self._forget(policies, scene)
-        # 3. Every policy, those first that wait longest
+        # 3. Every policy, those that waited longest first
         waiting_since = {key: held.begun for key, held in self._held.items()}
         order = sorted(policies, key=lambda key: waiting_since.get(key, -inf))
         tasks = [self._start(key, self._policy(key, policies[key], scene)) for key in order]
@@ -212,7 +213,7 @@ class Loop:
         p.metrics.set("pods_missed", sum(each.missed for each in self._held.values()))
 
     def _start(self, key: Hashable, work: Any) -> asyncio.Task[None] | None:  # noqa: ANN401 - a coroutine
-        """Begin something, unless the same is still in work."""
+        """Start a task, unless the same one is still running."""
         if key in self._busy:
             work.close()
             return None
@@ -226,14 +227,14 @@ class Loop:
         except NotLeading:
             pass
         except Exception:
-            # It costs one policy this pass, not all of them the operator.
+            # An error skips one policy in this pass; the operator goes on.
             self._p.metrics.count("step_errors")
             self._p.log.exception("an error; the next pass tries again", extra={"of": key})
         finally:
             del self._busy[key]
 
     def _forget(self, policies: Mapping[Key, Policy], scene: _Scene) -> None:
-        """Let go of all that is not there any more."""
+        """Forget everything that is not there any more."""
         p = self._p
         uids = {policy.uid for policy in policies.values()}
         pods = {pod.uid for pod in p.fleet.pods}
@@ -243,7 +244,7 @@ class Loop:
         p.sources.forget(pods, uids)
         p.inspector.forget(set(scene.owners))
         wanted = {config_map(target) for target in scene.owners}
-        # A policy that can't be read claims nothing, but what it published stays.
+        # A policy that can't be read claims nothing, but its published configuration stays.
         unread = {policy.uid for policy in policies.values() if policy.spec is None}
         for key in p.maps.keys():  # noqa: SIM118 - no mapping
             if key not in wanted and p.maps.owner(key) not in unread:
@@ -251,7 +252,7 @@ class Loop:
         p.backoff.rest(p.clock())
 
     async def _write(self, key: Hashable, resource: str, work: Callable[[], Awaitable[object]]) -> bool:
-        """Write something unless it failed too lately; says whether it was written."""
+        """Write something unless it failed too recently; returns whether it was written."""
         p = self._p
         if not p.backoff.ready(key, p.clock()):
             return False
@@ -259,7 +260,7 @@ class Loop:
             await work()
         except ApiError as error:
             p.backoff.failed(key, p.clock(), error.retry_after)
-            # 409: others wrote meanwhile; what they wrote comes by the watch.
+            # 409: others wrote meanwhile; their version arrives by the watch.
             report = p.log.info if error.status == 409 else p.log.warning
             report("a write failed", extra={"of": key, "status": error.status, "error": str(error)})
             return False
@@ -284,15 +285,15 @@ class Loop:
         await self._write(("configmap", key), "configmaps", lambda: self._p.maps.remove(key))
 
     def _took(self, body: bytes) -> RawPolicy:
-        """Take a policy as the server answered it; its event comes later."""
+        """Store a policy as the server returned it; its event comes later."""
         raw: RawPolicy = KINDS[POLICIES].kept.one.decode(body)
         self._p.fleet.seen(POLICIES, raw.metadata.key, raw.metadata.version, raw.policy())
         return raw
 
     async def _policy(self, key: Key, policy: Policy, scene: _Scene) -> None:
-        """Read, decide and do, for one policy."""
+        """Read, decide and act, for one policy."""
         p = self._p
-        # What a Prometheus said is remembered anyway, and one that hangs holds up nobody else.
+        # Prometheus' answers are cached anyway, and a server that hangs delays no other policy.
         asks = policy.spec is not None and policy.spec.metrics.source is MetricsSource.PROMETHEUS
         async with nullcontext() if asks else self._slots:
             if self._ending or p.cpu() > self._spent_at:
@@ -317,7 +318,7 @@ class Loop:
                 if (each := p.fleet.workload(target)) is not None
             }
             pods = {target: scene.pods.get(target, ()) for target in named}
-            # 2. What is known of them
+            # 2. Their readings
             mine = [pod for target in targets for pod in pods[target]]
             readings = await p.sources.read(policy, mine, fleet=scene.fleet)
             for reading in readings.values():
@@ -338,24 +339,27 @@ class Loop:
                 readings=readings,
                 refused={pod.uid: self._refused[pod.uid] for pod in mine if pod.uid in self._refused},
                 missed=missed,
-                told={target: (*scene.told.get(target, ()), *p.inspector.bypassed(target)) for target in targets},
+                workload_events={
+                    target: (*scene.workload_events.get(target, ()), *p.inspector.bypassed(target))
+                    for target in targets
+                },
                 engines=engines,
                 keys=p.signer.announced,
                 hurried=self._hurried,
             )
             outcome = await self._decided(held, view)
             del readings, view
-        # 4. What follows from it
+        # 4. The actions
         await self._published(policy, held, targets)
         for document in outcome.documents:
             await self._pushed(document, pods.get(document.target, ()))
-        await self._told(key, policy, held, outcome)
+        await self._write_status(key, policy, held, outcome)
         for event in outcome.events:
             about = About(API_VERSION, KIND, policy.namespace, policy.name, policy.uid)
             p.recorder.record(about, event, p.wall())
 
     async def _decided(self, held: _Held, view: View) -> Outcome:
-        """Have the controller decide, in the one thread for that."""
+        """Let the controller decide, in the one thread for decisions."""
         self._undecided += 1
         try:
             outcome = await asyncio.get_running_loop().run_in_executor(self._p.steps, held.controller.step, view)
@@ -368,7 +372,7 @@ class Loop:
     async def _engines(
         self, policy: Policy, workloads: Mapping[Target, Workload], pods: Mapping[Target, Sequence[Pod]]
     ) -> dict[Target, dict[str, Counters | str]]:
-        """Read the engines of targets without sidecars, where the policy only recommends."""
+        """Read the engines of targets without sidecars, if the policy only recommends."""
         p = self._p
         if policy.spec is None or not watches_engines(policy.spec):
             return {}
@@ -388,9 +392,9 @@ class Loop:
     async def _inspect(
         self, targets: Sequence[Target], workloads: Mapping[Target, Workload], pods: Mapping[Target, Sequence[Pod]]
     ) -> tuple[dict[Target, tuple[Missed, ...]], dict[Target, Workload]]:
-        """Look for pods without a sidecar, for those that are refused, and for Services that lead past sidecars.
+        """Look for pods without a sidecar, for rejected pods, and for Services that bypass sidecars.
 
-        Returns the first by target, and the workloads with what is known of the second.
+        Returns the first by target, and the workloads with the rejections.
         """
         p = self._p
         missed: dict[Target, tuple[Missed, ...]] = {}
@@ -421,7 +425,7 @@ class Loop:
         held.missed = sum(len(each.get("missed", ())) for each in outcome.status.get("targets", ()))
 
     async def _published(self, policy: Policy, held: _Held, targets: Sequence[Target]) -> None:
-        """Make the targets' ConfigMaps what they should be."""
+        """Write the targets' ConfigMaps as wanted."""
         p = self._p
         for target in targets:
             change = held.controller.change(target)
@@ -440,7 +444,7 @@ class Loop:
                 )
 
     async def _pushed(self, document: Document, pods: Sequence[Pod]) -> None:
-        """Send a document to the pods that it is for."""
+        """Send a document to its pods."""
         p = self._p
         body, signature = p.signer.sign(document.change)
         to = [
@@ -454,7 +458,7 @@ class Loop:
             else:
                 self._refused.pop(pod.uid, None)
 
-    async def _told(self, key: Key, policy: Policy, held: _Held, outcome: Outcome) -> None:
+    async def _write_status(self, key: Key, policy: Policy, held: _Held, outcome: Outcome) -> None:
         """Write the status where it differs from the server's."""
         p = self._p
         current = p.fleet.policies.get(key)
@@ -464,7 +468,7 @@ class Loop:
         patch = difference(there, wanted)
         if not patch or held.unwritable == (wanted, there):
             return
-        # Of this very version: what others write meanwhile is looked at before it is written over.
+        # Based on this very version: another writer's change is read before it is overwritten.
         body = {"metadata": {"resourceVersion": str(p.fleet.policies.version(key))}, "status": patch}
 
         async def write() -> None:
@@ -479,7 +483,7 @@ class Loop:
 
 
 def apart(interval: float, cpu: float, *, left_out: bool) -> float:
-    """Return the seconds from one pass's begin to the next's, by the CPU seconds that it took."""
+    """Return the seconds between the starts of two passes, from the CPU seconds that the first took."""
     return max(interval, (HURRIES if left_out else RESTS) * cpu)
 
 

@@ -1,4 +1,4 @@
-"""The command ``carpool-operator``: watches policies, and tunes the sidecars that they are about."""
+"""The command ``carpool-operator``: watches policies, and tunes the sidecars of their workloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from carpool_operator.logs import LEVELS, set_up
 from carpool_operator.process import Settings, run
 
 OK, FAILED, NO_CLUSTER = 0, 1, 2
-"""Exit codes: told to stop; a part of it failed for good; the cluster's address or a port can't be had."""
+"""Exit codes: stopped by a signal; a part failed for good; the cluster's address or a port is not available."""
 
 EPILOG = """\
 Run two or more: one leads (Lease --lease-name in --namespace), the others are ready to. It keeps everything in the

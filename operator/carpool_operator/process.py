@@ -1,4 +1,4 @@
-"""Everything put together: what watches, who stands for election, and what the one that leads does."""
+"""Assembles the operator: watches, leader election, and the leader's work."""
 
 from __future__ import annotations
 
@@ -37,39 +37,39 @@ if TYPE_CHECKING:
     from carpool_operator.cluster.watching import Watch
 
 CONNECTIONS = 64
-"""Pods that are talked to at a time."""
+"""Simultaneous connections to pods."""
 
 STUCK = 120.0
-"""Seconds without progress after which something is stuck: passes give up on what takes 30 s, requests after 10 s."""
+"""Seconds without progress after which a part counts as stuck: passes give up after 30 s, requests after 10 s."""
 
 UNHEARD = 3
-"""Lists in a row with changes that no event told of, after which a watch is deaf."""
+"""Lists in a row with changes that no event reported, after which a watch counts as broken."""
 
 FINISH = 10.0
-"""Seconds that writes in work have to end when told to stop."""
+"""Seconds for running writes to end on shutdown."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What the command line says; seconds, where it is a time."""
+    """The command line's settings; times in seconds."""
 
     namespaces: tuple[str | None, ...]
-    """Those to look at; only ``None``: all."""
+    """Namespaces to watch; only ``None``: all."""
     namespace: str
     lease: str
-    """Of a cluster that is not divided; its shards' names begin with it."""
+    """The lease of an undivided cluster; the names of shards' leases begin with it."""
     identity: str
     interval: float
     resync: float
     metrics_host: str | None
     metrics_port: int
     shard: Shard = Shard()
-    """Which part of the namespaces is this operator's."""
+    """This operator's share of the namespaces."""
     defaults: dict[str, str] = field(default_factory=dict)
-    """Annotations that hold for workloads in all namespaces that ask for a sidecar and do not have them."""
+    """Default annotations for workloads in all namespaces that ask for a sidecar."""
 
 
 class Operator:
-    """One process. Made inside the event loop that it runs in."""
+    """One process. Create it inside its event loop."""
 
     def __init__(self, settings: Settings, kube: Kube) -> None:
         self._settings = settings
@@ -84,7 +84,7 @@ class Operator:
             self.fleet,
             settings.namespaces,
             interval=settings.resync,
-            found=lambda kind, news: self.metrics.count("late_changes", kind, by=news),
+            found=lambda kind, changes: self.metrics.count("late_changes", kind, by=changes),
             clock=self._clock,
             log=self._log,
             random=self._random,
@@ -103,13 +103,13 @@ class Operator:
         self.health = Health(self.metrics, live=self.stuck, ready=self.unready)
         self._loop: Loop | None = None
         self._watches: list[Watch[Any]] = []
-        """Of pods and autoscalers, one a namespace each."""
+        """Watches of pods and autoscalers, one per namespace each."""
         kube.failed = lambda method, status: self.metrics.count("api_errors", method, status)
         self.metrics.before_scrape.append(self._gauges)
         self.metrics.read_policies(lambda: self.fleet.policies if self.election.leads() else ())
 
     def stuck(self) -> str:
-        """Say what is stuck, for liveness. A server that can't be reached is no reason to start again."""
+        """Return what is stuck, for liveness. An unreachable server is no reason to restart."""
         now = self._clock()
         if now > self.sync.ended + self._settings.resync + STUCK:
             return "listing is stuck"
@@ -126,13 +126,13 @@ class Operator:
         return f"no events come of {', '.join(deaf)}, though there are changes" if deaf else ""
 
     def unready(self) -> str:
-        """Say what it waits for, for readiness."""
+        """Return what it waits for, for readiness."""
         return "" if self.fleet.synced else "not everything has been listed yet"
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set; then end in good order.
+        """Run until ``stop`` is set; then shut down in order.
 
-        Raises whatever a part failed with for good, and ``OSError`` where the port can't be had.
+        Raises the permanent error of a part, and ``OSError`` if the port is not available.
         """
         settings = self._settings
         await self.health.start(settings.metrics_host, settings.metrics_port)
@@ -161,7 +161,7 @@ class Operator:
             for each in done:
                 each.result()
         finally:
-            # The writes in work are fenced by a lease that is still renewed; only then it is given back.
+            # A lease that is still renewed protects the running writes; it is released only after them.
             await _ended(parts[-1])
             await _ended(*parts[:-1], stopped)
             await self.election.release()
@@ -171,7 +171,7 @@ class Operator:
             self._kube.close()
 
     async def _lead(self) -> None:
-        """Do what the one that leads does, whenever that is this one."""
+        """Do the leader's work, whenever this operator leads."""
         while True:
             await self.election.led.wait()
             await self.sync.ok.wait()
@@ -195,7 +195,7 @@ class Operator:
         backoff = Backoff(self._random)
         at_once = asyncio.Semaphore(CONNECTIONS)
         steps = ThreadPoolExecutor(1, thread_name_prefix="steps")
-        # Connections are bounded by the semaphore. No cookies: pods are nobody's browser.
+        # The semaphore bounds connections. No cookies: none are needed between operator and pods.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4 * self._settings.interval)
         async with (
             aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as pods,
@@ -241,7 +241,7 @@ class Operator:
                 steps.shutdown(wait=False, cancel_futures=True)
 
     async def _begin(self, writer: Writer) -> tuple[Signer, ConfigMaps]:
-        """Get the key and what is published, however long that takes.
+        """Read the key and the published configurations, however long that takes.
 
         Raises ``NotLeading``.
         """
@@ -257,14 +257,14 @@ class Operator:
                 wait = max(wait, error.retry_after)
                 self._log.warning("can't begin to lead", extra={"status": error.status, "error": str(error)})
             except BadKey as error:
-                # People have to put it right; nothing is signed with another key meanwhile.
+                # Users have to fix it; nothing is signed with another key meanwhile.
                 self._log.error("can't begin to lead", extra={"error": str(error)})
             else:
                 return signer, maps
             await asyncio.sleep(wait * self._random.uniform(0.5, 1.0))
 
     async def _refresh(self, writer: Writer, signer: Signer, maps: ConfigMaps) -> None:
-        """Look again and again what others did to the keys and the ConfigMaps."""
+        """Read the keys and the ConfigMaps again and again, because others may change them."""
         while True:
             await asyncio.sleep(self._settings.resync)
             try:
@@ -282,7 +282,7 @@ class Operator:
         self.metrics.set("leader", self.election.leads())
         self.metrics.set("shards", self._settings.shard.count)
         last = dict(self.fleet.last_event)
-        # One that died is not to be hidden by those of other namespaces.
+        # A dead watch must not be hidden by those of other namespaces.
         pods = KINDS[PODS].plural
         heard = (watch.heard for watch in self._watches if watch.path.endswith(f"/{pods}"))
         last[PODS] = min(heard, default=last[PODS])
@@ -293,7 +293,7 @@ class Operator:
 
 
 async def _ended(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
-    """Cancel tasks, and wait until they have ended, however that is."""
+    """Cancel tasks, and wait until all have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -210,7 +210,7 @@ class World:
         self.pods = [SimulatedPod(index) for index in range(pods)]
         self.workload = workload_of(replicas=pods)
         self.missed = ()
-        self.told = ()
+        self.workload_events = ()
         self.others = []
         self.durable = None
         self.log = []
@@ -250,7 +250,7 @@ class World:
                 each.pod.uid: "403: not for me" for each in self.pods if not each.takes and self.durable is not None
             },
             missed={RESNET: self.missed},
-            told={RESNET: self.told},
+            workload_events={RESNET: self.workload_events},
         )
 
     def step(self, now, stats=None):

@@ -229,7 +229,7 @@ async def test_what_is_told_on_workloads_is_known_where_their_policies_are_decid
 
     await world.passes(3)
 
-    (told,) = [step.views[-1].told for step in world.steps if step.views[-1].policy.name == "p"]
+    (told,) = [step.views[-1].workload_events for step in world.steps if step.views[-1].policy.name == "p"]
     ((target, events),) = told.items()
     assert target.name == "web"
     assert [each.reason for each in events] == ["AnnotationInvalid", "ServiceBypassed"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from words import ALLOWED, ROOT, WORDS, findings, main, messages, prose, wrong
+from words import ALLOWED, MESSAGES, NOTES, ROOT, WORDS, findings, main, messages, notes, prose, wrong
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,30 @@ def test_messages_and_help_are_read_and_other_docstrings_are_not():
         (4, "tells"),
         (5, "told"),
     ]
+
+
+def test_comments_and_docstrings_are_read_and_messages_are_not():
+    source = '"""In ``company`` of\nluck."""\nx = "told"  # noqa: S1 - told `news`\n"""A field: news."""\n'
+    assert sorted((number, word) for number, word, _ in findings(notes(source))) == [
+        (2, "luck"),
+        (3, "told"),
+        (4, "news"),
+    ]
+
+
+def test_help_is_read_once():
+    source = '@click.command()\ndef go():\n    """It tells it."""\n'
+    assert not [*notes(source)]
+    assert [number for number, _, _ in findings(messages(source))] == [3]
+
+
+def test_notes_are_read_in_their_folders_only(tmp_path):
+    for folder in {*NOTES, *MESSAGES, "core"}:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.py").write_text("# the luck of it\n")
+    assert [each.split("/")[0] for each in wrong(tmp_path, ())] == [*NOTES]
+    (tmp_path / "tools" / "a.py").write_text('x = "the luck of it"\n')
+    assert not [each for each in wrong(tmp_path, ()) if each.startswith("tools")]
 
 
 def test_a_page_and_a_message_are_named_with_what_to_write(tmp_path):

@@ -1,1 +1,1 @@
-"""Days of a fleet with an autoscaler: manifests, what kube-controller-manager makes of them, replicas and misses."""
+"""A day of a fleet with an autoscaler: manifests, the autoscaler's rules, replicas and misses."""

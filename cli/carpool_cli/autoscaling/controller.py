@@ -1,8 +1,8 @@
-"""One HorizontalPodAutoscaler: from a metric to a number of replicas, as kube-controller-manager computes it.
+"""One HorizontalPodAutoscaler: computes the number of replicas from a metric, as kube-controller-manager does.
 
 Rules and their defaults are those of Kubernetes 1.35 (`pkg/controller/podautoscaler`, `pkg/apis/autoscaling/v2`). With
-a `behavior` they are others than without: the number stays where it is between two windows, and each policy counts what
-was added and removed within its own period.
+a `behavior` the rules differ: the number stays between the results of two windows, and each policy counts the replicas
+added and removed within its own period.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ TOLERANCE = 0.1
 """Relative distance from the target within which an HPA does nothing."""
 
 WINDOW = 300.0
-"""Seconds for which fewer replicas must have been enough, if no `behavior` says otherwise."""
+"""Seconds for which fewer replicas must have been enough, by default."""
 
 COOLDOWN = 300.0
-"""Seconds without a request, nor one that is held, after which KEDA ends the last replica by default."""
+"""Seconds without a request, served or held, after which KEDA ends the last replica by default."""
 
 FACTOR, AT_LEAST = 2, 4
-"""Without a `behavior`: at most so many times the replicas after one look, but this many are always allowed."""
+"""Without a `behavior`: most replicas after one step, as a multiple, but this many are always allowed."""
 
 CPU, REQUESTS, LOAD, NEEDED = "cpu", "requests", "load", "needed"
-"""What is scaled by: percent busy, requests per second and replica, Carpool's load, or its replicas needed."""
+"""Metrics: percent busy, requests per second and replica, Carpool's load, or its replicas needed."""
 
 
 class Select(StrEnum):
-    """Which of several policies counts."""
+    """Which of several policies applies."""
 
     MAX = "Max"
     MIN = "Min"
@@ -38,7 +38,7 @@ class Select(StrEnum):
 
 
 class Unit(StrEnum):
-    """What a policy counts in."""
+    """Unit of a policy."""
 
     PODS = "Pods"
     PERCENT = "Percent"
@@ -52,7 +52,7 @@ class Policy(Struct, frozen=True):
     seconds: float
 
     def bound(self, before: int, sign: int) -> int:
-        """Return the replicas that it allows after a period that began with ``before``; ``sign``: 1 up, -1 down."""
+        """Return the limit after a period that began with ``before`` replicas; ``sign``: 1 up, -1 down."""
         if self.unit is Unit.PODS:
             return before + sign * self.value
         reached = before * (1 + sign * self.value / 100)
@@ -81,7 +81,7 @@ class Behavior(Struct, frozen=True):
 
 
 class Autoscaler(Struct, frozen=True, kw_only=True):
-    """What an HPA does by its manifest."""
+    """An autoscaler's settings, from its manifest."""
 
     metric: str
     target: float
@@ -91,7 +91,7 @@ class Autoscaler(Struct, frozen=True, kw_only=True):
     most: int = 10
     behavior: Behavior | None = None
     cooldown: float = COOLDOWN
-    """Seconds without a request, of ``least`` 0."""
+    """Seconds without a request before scaling to 0, where ``least`` is 0."""
 
     @property
     def window(self) -> float:
@@ -99,13 +99,13 @@ class Autoscaler(Struct, frozen=True, kw_only=True):
         return WINDOW if self.behavior is None else self.behavior.down.window
 
     def wanted(self, total: float, serving: int, current: int) -> int:
-        """Return how many replicas the metric asks for; ``total``: its sum over those that serve."""
+        """Return the number of replicas from the metric; ``total``: its sum over the serving ones."""
         counted = serving if self.metric == CPU else current
         ratio = total / (self.target * counted)
         if self._within(ratio):
             return current
         if self.metric == CPU and ratio > 1 and current > serving:
-            # Those that start count as idle, so that it does not ask for the same replica again and again.
+            # Starting replicas count as idle, so that the same replica is not requested again and again.
             ratio = total / (self.target * current)
             return current if ratio <= 1 or self._within(ratio) else math.ceil(ratio * current)
         return math.ceil(total / self.target - 1e-9)
@@ -116,17 +116,17 @@ class Autoscaler(Struct, frozen=True, kw_only=True):
 
 
 class Controller:
-    """Remembers what an HPA recommended and changed lately."""
+    """Keeps an HPA's recent recommendations and changes."""
 
     def __init__(self, scaler: Autoscaler, now: float, replicas: int) -> None:
         self._scaler = scaler
         self._recommended = deque([(now, replicas)])
-        """(when, replicas), before any limit; the number that it found is the first one."""
+        """(time, replicas), before any limit; the first entry is the initial number."""
         self._changes: deque[tuple[float, int]] = deque()
-        """(when, replicas added)."""
+        """(time, replicas added)."""
 
     def decide(self, now: float, wanted: int, current: int) -> int:
-        """Return how many replicas are to run, where the metric asks for ``wanted``."""
+        """Return the number of replicas to run, if the metric asks for ``wanted``."""
         stabilized = self._stabilized(now, wanted, current)
         self._recommended.append((now, wanted))
         found = self._limited(now, stabilized, current)
@@ -135,7 +135,7 @@ class Controller:
         return found
 
     def _stabilized(self, now: float, wanted: int, current: int) -> int:
-        """Return the number between which nothing else was wanted all through a window."""
+        """Return the number within the range of all recommendations of a window."""
         behavior = self._scaler.behavior
         longest = WINDOW if behavior is None else max(behavior.up.window, behavior.down.window)
         while self._recommended and now - self._recommended[0][0] > longest:
@@ -147,7 +147,7 @@ class Controller:
         return min(max(current, least), most)
 
     def _limited(self, now: float, wanted: int, current: int) -> int:
-        """Return what bounds and policies leave of a change."""
+        """Return a change within bounds and policies."""
         scaler, least = self._scaler, max(self._scaler.least, 1)
         if scaler.behavior is None:
             return max(min(wanted, scaler.most, max(FACTOR * current, AT_LEAST)), least)

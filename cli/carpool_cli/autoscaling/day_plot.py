@@ -1,4 +1,4 @@
-"""The picture of a day with autoscalers: load, replicas, utilization and misses over time."""
+"""The plot of a day with autoscalers: load, replicas, utilization and misses over time."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from carpool_cli.autoscaling.days import Steps
 
 STYLES = (("#b8321a", "-"), ("#c98500", "--"), ("#1f5fa8", "-"), ("#222222", ":"))
-"""Colour and line of each autoscaler: told apart without colour, too."""
+"""Colour and line of each autoscaler: distinguishable without colour, too."""
 
 SMOOTH = 20
-"""Points of a curve over which utilization and misses are averaged: they jump with every replica."""
+"""Points over which utilization and misses are averaged: they jump with every replica."""
 
 
 def draw(path: Path, title: str, days: Sequence[tuple[str, Steps]]) -> None:

@@ -1,7 +1,7 @@
-"""A day with an autoscaler: an HPA's rules, or KEDA's, over replicas that are looked up in a table.
+"""A day with an autoscaler: the rules of an HPA or of KEDA, with replicas that are read from a table.
 
-Steps are 15 s, as an HPA's. A replica answers or refuses a request within its SLO, so no backlog lasts from one step to
-the next, and each step is as the table says of its load (``replica``). Only what was held for the first replica comes
+Steps are 15 s, as an HPA's. A replica answers or rejects a request within its SLO, so no backlog lasts into the next
+step, and the table gives each step's result for its load (``replica``). Only requests held for the first replica arrive
 with the next requests, all at once.
 """
 
@@ -26,33 +26,33 @@ if TYPE_CHECKING:
     from carpool_cli.planning.replica import Replica
 
 STEP = 15.0
-"""Seconds: how often an HPA looks, and over what time the metrics are counted."""
+"""Seconds between an HPA's checks, and over which metrics are measured."""
 
 SEVERAL = 30.0
-"""Requests from which their number is drawn as a normal one."""
+"""Number of requests from which the count is drawn from a normal distribution."""
 
 
 class Steps(NamedTuple):
-    """What happened, by step."""
+    """Results by step."""
 
     rates: list[float]
     replicas: list[int]
-    """That run, those that start included: all cost."""
+    """Running replicas, including starting ones: all have a cost."""
     serving: list[int]
     busy: list[float]
     missed: list[float]
-    """Shares of the requests that came; those held are all late."""
+    """Shares of the arrived requests; all held requests are late."""
     held: list[float]
     """Shares that waited for a first replica."""
 
 
 class Day(Struct, frozen=True, rename="camel", kw_only=True):
-    """What a day came to."""
+    """The result of a day."""
 
     name: str
     replica_hours: float
     misses: float
-    """Share of all requests that were late or refused, those held among them."""
+    """Share of all requests that were late or rejected, including held ones."""
     held: float
     """Share of all requests that were held until a first replica served."""
     scalings: int
@@ -61,7 +61,7 @@ class Day(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class _Fleet:
-    """Replicas that serve, and those that start."""
+    """Serving replicas, and starting ones."""
 
     def __init__(self, serving: int, cold_start: float) -> None:
         self.serving = serving
@@ -73,12 +73,12 @@ class _Fleet:
         return self.serving + len(self._starting)
 
     def look(self, now: float) -> None:
-        """Let those serve whose start is over."""
+        """Let replicas serve whose start is complete."""
         self.serving += sum(at <= now for at in self._starting)
         self._starting = [at for at in self._starting if at > now]
 
     def scale(self, now: float, wanted: int) -> None:
-        """Start or end some; the youngest end first, as ReplicaSets have it."""
+        """Start or end replicas; the youngest end first, as in a ReplicaSet."""
         self._starting += [now + self._cold_start] * (wanted - self.current)
         while self.current > wanted:
             if self._starting:
@@ -98,9 +98,9 @@ def play(
 ) -> Steps:
     """Play loads (requests per second, by ``STEP``) with replicas that serve ``cold_start`` seconds after their start.
 
-    It begins with what the first load needs. What the autoscaler sees of a load is counted over one step, by chance.
-    With none running, the first request starts one, and waits for it with those that follow (KEDA's HTTP add-on).
-    ``known``: what Carpool takes the capacity for, as a share of what it is, by a replica's load.
+    It begins with the replicas that the first load needs. The autoscaler sees the random counts of one step. If none
+    runs, the first request starts one, and waits for it with those that follow (KEDA's HTTP add-on). ``known``:
+    Carpool's estimate of the capacity, as a share of the true one, by a replica's load.
     """
 
     def total(rate: float, serving: int) -> float:
@@ -111,13 +111,13 @@ def play(
     while 0 < least < scaler.most and total(rates[0], least) > scaler.target * least:
         least += 1
     fleet, controller = _Fleet(least, cold_start), Controller(scaler, 0.0, least)
-    # The operator counts the replicas needed over its own window, which comes before the HPA's.
+    # The operator counts the replicas needed over its own window, before the HPA's.
     lately = deque([0.0], maxlen=1 + (round(WINDOW / STEP) if scaler.metric == NEEDED else 0))
     steps, waiting, last = Steps([], [], [], [], [], []), 0.0, 0.0
     for index, rate in enumerate(rates):
         now = index * STEP
         fleet.look(now)
-        # 1. What comes, and what was held; neither is a pause
+        # 1. Arrivals, and held requests; with either there is no pause
         last = now + STEP if rate or waiting else last
         if rate and not fleet.current:
             fleet.scale(now, 1)
@@ -129,7 +129,7 @@ def play(
             released, waiting, found = 0.0, waiting + rate * STEP, (0.0, 1.0, 1.0)
         for values, value in zip(steps, (rate, fleet.current, fleet.serving, *found), strict=True):
             values.append(value)  # type: ignore[attr-defined] # lists of numbers
-        # 2. What the autoscaler makes of it; while nothing serves, nothing is measured
+        # 2. The autoscaler's decision; while no replica serves, nothing is measured
         counted = max(rng.gauss(released * STEP, math.sqrt(released * STEP)), 0.0) / STEP
         lately.append(total(counted, fleet.serving) if fleet.serving else 0.0)
         if fleet.serving:
@@ -152,10 +152,10 @@ def _total(scaler: Autoscaler, table: Replica, rate: float, serving: int, known:
 
 
 def clairvoyant(table: Replica, rates: Sequence[float], *, cold_start: float, least: int = 1) -> Steps:
-    """Return the fewest replica-hours that keep every step within the capacity, all loads being known in advance.
+    """Return the fewest replica-hours that keep every step within the capacity, with all loads known in advance.
 
-    A replica is started as long before it is needed as it takes. It is kept through a pause that is shorter than that:
-    a new one would cost more.
+    A replica starts before it is needed, by its start time. It runs through any shorter pause: a new one would cost
+    more.
     """
     needed = [max(math.ceil(rate / table.capacity - 1e-9), least) for rate in rates]
     warm, count = round(cold_start / STEP), len(needed)
@@ -171,7 +171,7 @@ def clairvoyant(table: Replica, rates: Sequence[float], *, cold_start: float, le
 
 
 def _spans(wanted: Sequence[bool], warm: int) -> Iterator[tuple[int, int]]:
-    """List (first, last) of the times in which a replica runs; pauses of up to ``warm`` steps are none."""
+    """List (first, last) of the times in which a replica runs; pauses of up to ``warm`` steps are bridged."""
     first = last = -1
     for index, is_wanted in enumerate(wanted):
         if not is_wanted:
@@ -185,7 +185,7 @@ def _spans(wanted: Sequence[bool], warm: int) -> Iterator[tuple[int, int]]:
 
 
 def summary(name: str, steps: Steps) -> Day:
-    """Sum up a day."""
+    """Return a day's totals."""
     requests = sum(steps.rates) or 1.0
     missed, held = (
         sum(rate * share for rate, share in zip(steps.rates, shares, strict=True)) / requests
@@ -209,7 +209,7 @@ def diurnal(peak: float, seconds: float = 86_400.0, low: float = 0.15) -> list[f
 
 
 def drawn(rates: Sequence[float], seed: int) -> list[float]:
-    """Return how many requests came by chance (Poisson), as rates: 0 where none did."""
+    """Return random numbers of requests (Poisson), as rates: 0 where none arrived."""
     rng = Random(seed)  # noqa: S311 - a simulation
     return [_poisson(rate * STEP, rng) / STEP for rate in rates]
 
@@ -234,7 +234,7 @@ def binned(times: Sequence[float], factor: float = 1.0) -> list[float]:
 
 
 def described(scaler: Autoscaler) -> str:
-    """Say what an autoscaler goes by."""
+    """Describe an autoscaler's metric and target."""
     what = {
         CPU: f"{scaler.target:.0f} % CPU",
         REQUESTS: f"{scaler.target:,.0f} requests/s a replica",

@@ -1,4 +1,4 @@
-"""`carpool simulate --autoscaler`: a day of a fleet, by the autoscaler of a manifest and by others beside it."""
+"""`carpool simulate --autoscaler`: a day of a fleet, with the autoscaler of a manifest and others for comparison."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Asked(NamedTuple):
-    """What is to be played."""
+    """The options."""
 
     manifest: Path
     replicas: str | None
@@ -50,9 +50,9 @@ class Played(Struct, frozen=True):
 
 
 def run(profile: DeviceProfile, policy: BatchingPolicy, asked: Asked, plot: Path | None, *, as_json: bool) -> None:
-    """Play, print and draw.
+    """Simulate, print and draw.
 
-    Raises ``click.ClickException`` saying what to do.
+    Raises ``click.ClickException`` with the fix.
     """
     scaler = _manifest(asked)
     rates, described, cv = _load(asked, whole=not scaler.least)
@@ -109,7 +109,7 @@ def compared(
     cold_start: float,
     seed: int = 0,
 ) -> list[Played]:
-    """Play a day by the autoscaler of zero-wait replicas, of tuned ones, by Carpool's load, and with foresight."""
+    """Play a day with the autoscaler on zero-wait replicas, on tuned ones, on Carpool's load, and with foresight."""
     zero, tuned = replica.zero_wait(situation), replica.tuned(situation, Aim.of(policy))
     efficient = replica.tuned(situation, Aim())
     ours = replace(scaler, metric=LOAD, target=FULL)
@@ -157,9 +157,9 @@ def _manifest(asked: Asked) -> Autoscaler:
 
 
 def _load(asked: Asked, *, whole: bool) -> tuple[list[float], str, float]:
-    """Return rates by step, what they are, and how bursty requests come within a step.
+    """Return rates by step, their description, and the burstiness of requests within a step.
 
-    ``whole``: of whole requests, so that none come in some steps, as where replicas scale to zero.
+    ``whole``: whole requests, so that some steps have none, as needed where replicas scale to zero.
     """
     if asked.trace is not None:
         times, described = assumptions.read_trace(asked.trace, None)

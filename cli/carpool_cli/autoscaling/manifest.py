@@ -1,6 +1,6 @@
-"""What an autoscaler's manifest says: an HPA (`autoscaling/v2`), or KEDA's ScaledObject, which makes an HPA.
+"""Reads an autoscaler's manifest: an HPA (`autoscaling/v2`), or KEDA's ScaledObject, which creates an HPA.
 
-What is not simulated is refused with the field's name. A field that is only left out would make a forecast wrong.
+Fields that are not simulated are rejected by name: ignoring one would make the forecast wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Name = TypeVar("Name", bound=StrEnum)
 
 HPA_FIELDS = ("scaleTargetRef", "minReplicas", "maxReplicas", "metrics", "behavior")
-# A fallback is for a metric that can't be read; the polling interval is for the first replica, where nothing pushes.
+# A fallback is for an unreadable metric; the polling interval is for the first replica, without a push.
 SCALED_OBJECT_FIELDS = (
     "scaleTargetRef", "minReplicaCount", "maxReplicaCount", "cooldownPeriod", "pollingInterval", "triggers", "advanced",
     "fallback",
@@ -47,19 +47,19 @@ POLICY_FIELDS = ("type", "value", "periodSeconds")
 TRIGGER_FIELDS = ("type", "metadata", "metricType", "name", "authenticationRef")
 
 WAKES = "external-push"
-"""Trigger of what holds requests for replicas that do not run, and starts the first one."""
+"""Trigger that holds requests while no replica runs, and starts the first one."""
 
 ADD_ON = "examples/autoscaling/keda-http.yaml"
 
 
 class AutoscalerError(ValueError):
-    """A manifest that is no autoscaler, or says what can't be simulated; names the field, and what to write."""
+    """Not an autoscaler's manifest, or one that can't be simulated; names the field, and what to write."""
 
 
 def read(document: Mapping[str, Any]) -> Autoscaler:
     """Read an HPA (autoscaling/v2) or a KEDA ScaledObject.
 
-    Raises ``AutoscalerError``, and ``KeyError`` with the name of a field that is missing.
+    Raises ``AutoscalerError``, and ``KeyError`` with the name of a missing field.
     """
     kinds = {"HorizontalPodAutoscaler": _hpa, "ScaledObject": _scaled_object}
     kind = str(document.get("kind"))
@@ -157,7 +157,7 @@ def _trigger(trigger: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def _named(text: str, names: Collection[str]) -> str:
-    """Return what is scaled by, where ``text`` reads the metrics ``names``."""
+    """Return the metric among ``names`` that ``text`` reads."""
     if not autoscalers.NEEDED.isdisjoint(names):
         return NEEDED
     if not autoscalers.LOADS.isdisjoint(names):
@@ -171,7 +171,7 @@ def _named(text: str, names: Collection[str]) -> str:
 
 
 def _behavior(within: Mapping[str, Any], where: str) -> Behavior | None:
-    """Read the rules, and fill in defaults as the API server does; ``None``: there are none, which is another thing."""
+    """Read the rules, and fill in defaults as the API server does; ``None``: no rules, with other defaults."""
     if within.get("behavior") is None:
         return None
     where += ".behavior"
@@ -219,7 +219,7 @@ def _whole(given: object, where: str, least: int) -> int:
 
 
 def _number(given: object, where: str, *, zero: bool = False) -> float:
-    """Read a quantity above 0; ``zero``: or 0."""
+    """Read a quantity above 0; ``zero``: 0 is allowed."""
     try:
         found = quantity(str(given))
     except ValueError:
@@ -230,7 +230,7 @@ def _number(given: object, where: str, *, zero: bool = False) -> float:
 
 
 def _fields(given: object, where: str) -> Mapping[str, Any]:
-    """Return the fields that have a value: to the API server, null is a field that is left out."""
+    """Return the fields that have a value: the API server treats null as a missing field."""
     if given is None:
         return {}
     if not isinstance(given, dict):

@@ -1,4 +1,4 @@
-"""The files of an offline job: rows in and answers out, as JSON lines or as npz."""
+"""File formats of an offline job: input rows and answers, as JSON lines or npz."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from carpool_cli.profiling.targets import Target
 
 Row: TypeAlias = Any
-"""A row on its way to the model, or its answer: JSON text, or a dict of arrays by name, as the job has it."""
+"""An input row, or its answer: JSON text, or a dict of arrays by name, depending on the job."""
 
 
 class BadRow(NamedTuple):
-    """A row that can't be answered: its number as people count (lines from 1, npz rows from 0), and why.
+    """A row that can't be answered: its number for users (lines from 1, npz rows from 0), and why.
 
-    ``record``: its line among the errors, where the format has one of its own.
+    ``record``: its line in the error file, if the format has its own.
     """
 
     number: int
@@ -39,7 +39,7 @@ class BadRow(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A row of the input. ``position``: where to read on behind it."""
+    """A row of the input. ``position``: where the next one begins."""
 
     number: int
     position: int
@@ -47,34 +47,34 @@ class Item(NamedTuple):
 
 
 class Source(Protocol):
-    """Rows in their order, and the form of their answers."""
+    """Rows in order, and the format of their answers."""
 
     size: int
-    """Positions in all."""
+    """Number of positions."""
     ahead: int
-    """Positions that are read before those in front of them are answered, at most: what is in memory."""
+    """Most positions that are read before earlier ones are answered: this bounds the memory."""
     unit: str
-    """What a row's number counts."""
+    """Unit of a row's number."""
 
     @property
     def assemble(self) -> Callable[[Path, Path], None] | None:
-        """What turns the journal's part into the output, where they differ in form."""
+        """Converts the journal's part to the output, where their formats differ."""
 
     def read(self, count: int) -> tuple[list[Item], list[BadRow]]:
-        """Return the next rows, at most ``count``, and those among them that can't be read; none at the end."""
+        """Return the next rows, at most ``count``, and the unreadable ones among them; none at the end."""
 
     def encode(self, answers: Sequence[Row | BadRow | None]) -> bytes:
-        """Return answers in the output's form: one for each row read, a bad row in its place, ``None`` for a blank."""
+        """Format answers for the output: one for each row read, a bad row in its place, ``None`` for a blank."""
 
     def report(self, row: BadRow) -> bytes:
-        """Return the line of a bad row among the errors."""
+        """Return the line of a bad row in the error file."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
     @property
     def position(self) -> int:
-        """Where to read on."""
+        """Where the next row begins."""
 
     @property
     def number(self) -> int:
@@ -82,16 +82,16 @@ class Source(Protocol):
 
 
 MOST_AHEAD = 64 * 2**20
-"""Bytes of lines in memory, from which no more is read ahead."""
+"""Bytes of lines in memory from which reading ahead stops."""
 
 LONGEST_LINE = 64 * 2**20
-"""Bytes of a line that is read."""
+"""Longest line that is read, in bytes."""
 
 
 class JsonLines:
-    """One instance a line; blank lines are passed over. With ``specs``, rows become arrays of these inputs.
+    """One instance per line; blank lines are skipped. With ``specs``, rows become arrays of these inputs.
 
-    Read from the byte ``position``, behind line ``number``, up to the byte ``end``.
+    Reads from the byte ``position``, after line ``number``, up to the byte ``end``.
     """
 
     assemble = None
@@ -126,9 +126,9 @@ class JsonLines:
         return items, bad
 
     def encode(self, answers: Sequence[Row | BadRow | None]) -> bytes:
-        """One answer a line: as it came, or the only output's value, or an object of all outputs.
+        """Write one answer per line: unchanged, or the only output's value, or an object of all outputs.
 
-        A bad row's line is ``null`` and a blank line stays one, so that line n answers line n of the input.
+        A bad row's line is ``null`` and a blank line stays blank, so that line n answers line n of the input.
         """
         lines = []
         for answer in answers:
@@ -152,7 +152,7 @@ class JsonLines:
         self._stream.close()
 
     def _line(self) -> bytes:
-        """Read a line; of one that is too long, return its beginning."""
+        """Read a line; if it is too long, return its beginning."""
         line = part = self._stream.readline(LONGEST_LINE + 1)
         first = self.position == 0
         self.position += len(line)
@@ -182,11 +182,11 @@ class JsonLines:
 class Npz:
     """Arrays by input name, dim 0 the rows; the output has the answers' arrays by output name.
 
-    Until it is complete the output is a row of npz files, each behind its length in 8 bytes.
+    Until it is complete, the output is a sequence of npz files, each preceded by its length in 8 bytes.
     """
 
     unit = "row"
-    ahead = 1 << 62  # all is in memory as it is
+    ahead = 1 << 62  # everything is in memory anyway
 
     def __init__(self, given: Arrays, position: int, end: int | None = None) -> None:
         self._given = given
@@ -208,7 +208,7 @@ class Npz:
         ], []
 
     def encode(self, answers: Sequence[Row | BadRow | None]) -> bytes:
-        """Return an npz file of these rows behind its length; bad rows are left out."""
+        """Return an npz file of these rows, preceded by its length; bad rows are left out."""
         good = [answer for answer in answers if isinstance(answer, dict)]
         if not good:
             return b""
@@ -221,7 +221,7 @@ class Npz:
         return _reported(row)
 
     def close(self) -> None:
-        """Nothing is open: all was read."""
+        """Nothing to close: the file was read completely."""
 
     @staticmethod
     def assemble(part: Path, output: Path) -> None:
@@ -235,7 +235,7 @@ class Npz:
 
     @staticmethod
     def join(parts: list[Path], output: Path) -> None:
-        """Make one file of several; those without rows have no arrays."""
+        """Combine several files; those without rows have no arrays."""
         pieces: list[Arrays] = []
         for part in parts:
             with np.load(part, allow_pickle=False) as found:
@@ -251,9 +251,9 @@ def _save(pieces: list[Arrays], output: Path) -> None:
 
 
 def run_arrays(target: Target, rows: Sequence[Row]) -> list[Row]:
-    """Answer rows of arrays in one batch; rows of different shapes in one batch a shape, order kept.
+    """Answer rows of arrays in one batch; with different shapes, one batch per shape, in the original order.
 
-    Raises ``TargetError``, also where the answer lacks rows.
+    Raises ``TargetError``, also if the answer lacks rows.
     """
     answers: list[Row] = []
     start = 0
@@ -274,9 +274,9 @@ def run_arrays(target: Target, rows: Sequence[Row]) -> list[Row]:
 
 
 def run_json(target: ServerTarget, rows: Sequence[Row]) -> list[Row]:
-    """Answer V1 instances in one batch, each as the text it is; so are the predictions.
+    """Answer V1 instances in one batch, each as its JSON text; predictions are texts, too.
 
-    Raises ``TargetError``, also where the answer lacks rows.
+    Raises ``TargetError``, also if the answer lacks rows.
     """
     body = b'{"instances":[%b]}' % b",".join(rows)
     _, answer = target.post(Request(body, [(b"content-type", b"application/json")]))
@@ -286,7 +286,7 @@ def run_json(target: ServerTarget, rows: Sequence[Row]) -> list[Row]:
         raise TargetError(f"the answer is no V1 answer: {error}", input_fault=False) from None
     if len(predictions) != len(rows):
         raise TargetError(f"{len(predictions)} predictions for {len(rows)} rows", input_fault=True)
-    # One line an answer: a server may format its JSON over several, and strings can't hold a raw line break.
+    # One line per answer: a server may format its JSON over several, and strings can't contain a raw line break.
     return [bytes(one).replace(b"\n", b" ") for one in predictions]
 
 
@@ -306,5 +306,5 @@ def _stacked(rows: Sequence[Row]) -> Arrays:
 
 
 def _storable(found: Arrays) -> Arrays:
-    """Texts as numpy's own strings: npz files with Python objects can't be read safely."""
+    """Convert texts to numpy's own strings: npz files with Python objects can't be read safely."""
     return {name: array.astype(str) if array.dtype == object else array for name, array in found.items()}

@@ -1,4 +1,4 @@
-"""An offline job: rows in order through a model, at the size where a row is cheapest, bad rows set aside."""
+"""An offline job: sends rows in order through a model, at the cheapest batch size, and sets bad rows aside."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ COMMIT_EVERY = 1.0
 
 
 class SizeSearch:
-    """Finds the batch size by serving: 1, 2, 4, ... rows, each ``TRIALS`` times, then the cheapest a row.
+    """Finds the batch size while serving: 1, 2, 4, ... rows, each ``TRIALS`` times, then the cheapest per row.
 
-    It stops growing when a row has become dearer twice in a row, and never exceeds ``most``.
+    It stops growing when the cost per row has risen twice in a row, and never exceeds ``most``.
     """
 
     def __init__(self, most: int) -> None:
@@ -38,7 +38,7 @@ class SizeSearch:
         self.settled = most == 1
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learn from a batch of ``rows`` that took ``seconds``; one of another size than asked for tells nothing."""
+        """Record a batch of ``rows`` that took ``seconds``; one of another size than requested is ignored."""
         if self.settled or rows != self.size:
             return
         self._seconds[rows] = min(seconds, self._seconds.get(rows, seconds))
@@ -56,14 +56,14 @@ class SizeSearch:
             self.size = min(2 * rows, self._most)
 
     def refuse(self, rows: int) -> None:
-        """Take note that ``rows`` at once are too many, though each of them is fine."""
+        """Record that ``rows`` at once are too many, though each of them is valid."""
         self._most = max(rows // 2, 1)
         self.size = min(self.size, self._most)
         self.settled = self.settled or self._most == 1
 
 
 class Served(NamedTuple):
-    """What became of one batch, in the order of its rows. ``seconds`` is None where it had to be taken apart."""
+    """The result of one batch, in the order of its rows. ``seconds`` is None if it had to be split."""
 
     items: list[Item]
     bad: list[BadRow]
@@ -80,26 +80,25 @@ class Served(NamedTuple):
 
 
 class Stopping(threading.Event):
-    """Set when a job stops before its end: no retry is waited for any more."""
+    """Set when a job stops before its end: waits for retries end."""
 
 
 class Stopped(Exception):  # noqa: N818 - no fault of this program
-    """The job can't go on now; what was done is kept."""
+    """The job can't go on now; completed work is kept."""
 
 
 class TooManyBad(Stopped):
-    """More rows are bad than may be."""
+    """More rows are bad than allowed."""
 
 
 class Job:
     """Runs the rows of a source through ``run`` into a journal.
 
-    ``run`` answers a batch or raises ``TargetError``. ``concurrency`` batches are under way at once; answers keep the
-    order. ``ahead`` batches are read before those in front of them are answered, at least that many: a long answer
-    then holds up no others, until answers of ``MOST_AHEAD`` bytes wait behind it. Failures that are not the input's are
-    retried ``retries`` times, after 1, 2, 4, ... seconds or as long as the server asks for; ``waits`` hears why, in the
-    thread of the batch. ``abandon`` ends the calls under way when the job stops before its end, and ``stopping`` the
-    waits.
+    ``run`` answers a batch or raises ``TargetError``. ``concurrency`` batches run at once; answers keep the order. At
+    least ``ahead`` batches are read before earlier ones are answered. So a long answer delays no others, until answers
+    of ``MOST_AHEAD`` bytes wait for it. Failures that the input did not cause are retried ``retries`` times, after 1,
+    2, 4, ... seconds or as long as the server asks for; ``waits`` is called with the reason, in the batch's thread.
+    ``abandon`` ends running calls when the job stops before its end, and ``stopping`` ends the waits.
     """
 
     def __init__(
@@ -136,11 +135,11 @@ class Job:
         """Number of the last row whose line is in the journal."""
 
     def go(self, tell: Callable[[int], None]) -> None:
-        """Run to the end of the source; ``tell`` hears the position after each batch.
+        """Run to the end of the source; ``tell`` is called with the position after each batch.
 
         Raises ``Stopped``.
         """
-        if self._too_many():  # in a run before this one
+        if self._too_many():  # in an earlier run
             raise TooManyBad(self._counted())
         committed, done = self._clock(), self._source.position
         under_way: deque[Future[Served]] = deque()
@@ -214,7 +213,7 @@ class Job:
         self._journal.commit(position=position, number=number, answered=self.answered, skipped=self.skipped)
 
     def _serve(self, items: list[Item], bad: list[BadRow], position: int, number: int) -> Served:
-        """Answer a batch; where the model refuses it, find out which rows it means."""
+        """Answer a batch; if the model rejects it, find the bad rows."""
         if not items:
             return Served(items, bad, [], None, too_large=False, position=position, number=number)
         started = self._clock()
@@ -229,7 +228,7 @@ class Job:
         return Served(items, bad, answers, seconds, too_large=False, position=position, number=number)
 
     def _apart(self, items: list[Item], error: TargetError) -> tuple[list[Row], list[BadRow]]:
-        """Halve a batch that failed until the culprits stand alone."""
+        """Halve a failed batch until the bad rows are isolated."""
         if len(items) == 1:
             return [], [BadRow(items[0].number, str(error), error.record)]
         answers: list[Row] = []
@@ -244,9 +243,10 @@ class Job:
         return answers, bad
 
     def _patiently(self, items: list[Item]) -> list[Row]:
-        """Run a batch, waiting out what is not its fault.
+        """Run a batch, and retry failures that it did not cause.
 
-        Raises ``TargetError`` for what is, and for what may be when patience ends, else ``Stopped`` then.
+        Raises ``TargetError`` for a bad batch, and for a possibly bad one after the last retry; otherwise ``Stopped``
+        then.
         """
         for attempt in range(self._retries + 1):
             try:
@@ -264,7 +264,7 @@ class Job:
 
 
 def _size_of(done: Future[Served]) -> int:
-    """Return the bytes of a batch's answers; none where it failed."""
+    """Return the bytes of a batch's answers; 0 if it failed."""
     return 0 if done.cancelled() or done.exception() is not None else done.result().size
 
 

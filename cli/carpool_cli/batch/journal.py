@@ -1,8 +1,8 @@
-"""An output that grows batch by batch and survives being killed at any moment.
+"""An output that grows batch by batch and survives a kill at any moment.
 
-Answers are appended to ``OUTPUT.part`` and bad rows to ``OUTPUT.errors.jsonl``; then ``OUTPUT.checkpoint``, replaced
-atomically, says how much of both is valid and where in the input they end. What was appended after the last checkpoint
-is cut off by the next run, which does those rows again: nothing is lost and nothing appears twice.
+Answers are appended to ``OUTPUT.part`` and bad rows to ``OUTPUT.errors.jsonl``. Then ``OUTPUT.checkpoint`` is replaced
+atomically: it has the valid lengths of both and the position in the input. The next run cuts off whatever was appended
+after the last checkpoint, and does those rows again: nothing is lost and nothing appears twice.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Progress(Struct, frozen=True):
-    """How far a job is. ``position`` and ``number`` are the input's: where to read on, and the last row's number."""
+    """A job's progress. ``position`` and ``number`` are the input's: where to continue, and the last row's number."""
 
     identity: str
-    """What the job is: input, model, protocol. Another job's progress is of no use."""
+    """The job: input, model, protocol. Another job's progress can't be continued."""
     position: int = 0
     number: int = 0
     output_bytes: int = 0
@@ -37,9 +37,9 @@ class Progress(Struct, frozen=True):
 
 
 class Journal:
-    """The three files of a job. Use as a context manager; ``progress`` is what the last checkpoint says.
+    """The three files of a job. Use as a context manager; ``progress`` is the last checkpoint's.
 
-    Raises ``click.ClickException`` where the output exists, belongs to another job, or is being written.
+    Raises ``click.ClickException`` if the output exists, belongs to another job, or is being written.
     """
 
     def __init__(self, output: Path, identity: str) -> None:
@@ -54,7 +54,7 @@ class Journal:
         if self.checkpoint.exists():
             self._resume()
             if self.progress.complete:
-                return self  # nothing is to be written any more: see `complete`
+                return self  # nothing more may be written: see `complete`
         elif self.output.exists():
             raise click.ClickException(f"{self.output} exists already: remove it, or name another output")
         try:
@@ -75,17 +75,17 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         if not self.progress.complete:
             self._close()
-            if not self.checkpoint.exists():  # nothing was done, so that nothing is to be found
+            if not self.checkpoint.exists():  # nothing was done, so leave no file
                 self.part.unlink()
                 self.errors.unlink()
 
     def append(self, output: bytes, errors: bytes) -> None:
-        """Write answers and bad rows; they count once they are committed."""
+        """Write answers and bad rows; they count after ``commit``."""
         self._part.write(output)
         self._errors.write(errors)
 
     def commit(self, *, position: int, number: int, answered: int, skipped: int) -> None:
-        """Make what was appended last, together with where the input is to be read on."""
+        """Commit the last appended data, together with the position in the input."""
         for stream in (self._part, self._errors):
             _to_disk(stream)
         self._save(
@@ -101,14 +101,14 @@ class Journal:
         )
 
     def finish(self, assemble: Callable[[Path, Path], None] | None) -> None:
-        """Turn the part into the output: renamed, or by ``assemble(part, new file)`` where its form differs."""
-        # Once this is written the next run does nothing but the steps below, each of which may be repeated.
+        """Turn the part into the output: by a rename, or by ``assemble(part, new file)`` if its format differs."""
+        # Once this is written, the next run does only the steps below, which may be repeated.
         self._save(msgspec.structs.replace(self.progress, complete=True))
         self._close()
         self.complete(assemble)
 
     def complete(self, assemble: Callable[[Path, Path], None] | None) -> None:
-        """Take the last steps, again if need be."""
+        """Do the last steps, again if necessary."""
         if self.part.exists():
             if assemble is not None:
                 made = self.output.with_name(self.output.name + ".new")

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's Batch API, a line each: sent one by one, and answered in the form of its output files."""
+"""Requests of OpenAI's Batch API, one per line: sent one by one, with answers in the format of its output files."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Headers
 
 CONCURRENCY = 16
-"""Requests at once unless given: a server that batches by itself wants many."""
+"""Default number of concurrent requests: a server that batches by itself needs many."""
 
 AHEAD = 8
-"""Requests that are read for each one under way: answers are written in order, and differ in length."""
+"""Requests that are read ahead for each running one: answers are written in order, and differ in length."""
 
 TIMEOUT = 600.0
-"""Seconds for an answer unless given: it comes whole."""
+"""Default timeout of an answer in seconds: it arrives as a whole."""
 
 DECISIVE = 8
-"""Lines at the beginning of a file: one of them has to be JSON, so that the protocol is known."""
+"""First lines of a file that are checked: one of them must be JSON, to determine the protocol."""
 
 LONGEST_WAIT = 600.0
-"""Seconds that a server can make a request wait, by ``Retry-After``."""
+"""Longest wait in seconds that a server can demand by ``Retry-After``."""
 
 LATER = {408, 409, 425, 429, 502, 503, 504}
-"""Statuses that say nothing of the request: it is sent again, and in the end the run stops."""
+"""Statuses that do not depend on the request: it is sent again, and in the end the run stops."""
 REFUSED = {401, 403}
-"""Likewise: they concern the caller, not the request."""
+"""The same: they concern the caller, not the request."""
 UNCLEAR = 500
-"""Sent again, too. In the end it is the request's: it may be what the server can't do."""
+"""Sent again, too. In the end the request is at fault: the server may be unable to answer it."""
 
 BATCH_PRIORITY = (b"x-carpool-priority", b"batch")
-"""Behind interactive requests at a sidecar; servers ignore it."""
+"""Behind interactive requests at a sidecar; other servers ignore it."""
 
 
 class Request(NamedTuple):
-    """A line that is to be sent."""
+    """A line to send."""
 
     number: int
     line: Line
@@ -64,9 +64,9 @@ _line = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def is_request(path: Path) -> bool:
-    """Say whether a file has requests of the Batch API, by its first line that is JSON.
+    """Return whether a file has requests of the Batch API, by its first line that is JSON.
 
-    Raises ``click.UsageError`` where none of the first few is.
+    Raises ``click.UsageError`` if none of the first few is.
     """
     source = JsonLines(path, 0, 0, None)
     items: list[Item] = []
@@ -86,7 +86,7 @@ def is_request(path: Path) -> bool:
 
 
 class RequestLines:
-    """The lines of a file; those that are no request are bad rows, in the Batch API's form with their number."""
+    """The lines of a file. Invalid lines are bad rows, in the Batch API's format with their number."""
 
     assemble = None
     unit = "line"
@@ -98,7 +98,7 @@ class RequestLines:
 
     @property
     def position(self) -> int:
-        """Where to read on."""
+        """Where the next line begins."""
         return self._source.position
 
     @property
@@ -119,11 +119,11 @@ class RequestLines:
         return items, bad
 
     def encode(self, answers: Sequence[Row | BadRow | None]) -> bytes:
-        """Return the records of answers; bad lines and blank ones have none here."""
+        """Return the records of answers; bad and blank lines have none here."""
         return b"".join(answer for answer in answers if isinstance(answer, bytes))
 
     def report(self, row: BadRow) -> bytes:
-        """Return the record of a line that was not answered with success."""
+        """Return the record of a line without a successful answer."""
         return row.record
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class RequestLines:
 
 
 class Sender:
-    """Sends requests to the path that each names, below the server's base URL."""
+    """Sends requests to the path that each names, relative to the server's base URL."""
 
     def __init__(self, address: Address, headers: Headers, timeout: float) -> None:
         self._server = Connections(address, timeout)
@@ -162,7 +162,7 @@ class Sender:
         self._server.close()
 
     def _path(self, url: str) -> str:
-        """Return the target: a base URL may end in ``/v1``, as OpenAI's clients have it, and so do paths begin."""
+        """Return the request target: base URLs may end in ``/v1``, as for OpenAI's clients, and paths begin with it."""
         doubled = self._prefix.endswith("/v1") and url.startswith("/v1/")
         return (self._prefix.removesuffix("/v1") if doubled else self._prefix) + url
 

@@ -1,4 +1,4 @@
-"""Shards of an offline job: parts of one input that run anywhere, each with its own output and journal."""
+"""Shards of an offline job: parts of one input that run independently, each with its own output and journal."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ CHUNK = 1 << 20
 
 
 class Shard(NamedTuple):
-    """Number ``number``, from 0, of ``of``."""
+    """Shard ``number``, from 0, of ``of``."""
 
     number: int
     of: int
 
     def part(self, size: int) -> range:
-        """Return this shard's part of so many rows, or bytes."""
+        """Return this shard's part of a number of rows, or bytes."""
         return range(size * self.number // self.of, size * (self.number + 1) // self.of)
 
     def output(self, output: Path) -> Path:
-        """Return where its answers go: ``answers-00002-of-00008.jsonl``."""
+        """Return the path of its answers: ``answers-00002-of-00008.jsonl``."""
         return output.with_name(f"{output.stem}-{self.number:05d}-of-{self.of:05d}{output.suffix}")
 
 
 class Lines(NamedTuple):
-    """Lines of a file: from the byte ``begin`` up to ``end``, behind ``number`` others."""
+    """Lines of a file: from the byte ``begin`` up to ``end``, after ``number`` others."""
 
     begin: int
     end: int
@@ -40,7 +40,8 @@ class Lines(NamedTuple):
 def lines(path: Path, shard: Shard) -> Lines:
     """Find a shard's lines: those that begin in its part of the file's bytes.
 
-    Everything before is read once, to count: the numbers of lines are the whole file's, some seconds for 10 GB.
+    The file is read once up to the part, to count lines: line numbers are those of the whole file. 10 GB take some
+    seconds.
     """
     part = shard.part(path.stat().st_size)
     with path.open("rb") as stream:
@@ -48,20 +49,20 @@ def lines(path: Path, shard: Shard) -> Lines:
         while left and (chunk := stream.read(min(CHUNK, left))):
             number, left, last = number + chunk.count(b"\n"), left - len(chunk), chunk
         if not last.endswith(b"\n"):
-            stream.readline()  # the line began in the shard before
+            stream.readline()  # the line began in the previous shard
             number += 1
         begin = stream.tell()
         stream.seek(max(0, part.stop - 1))
-        stream.readline()  # what is under way where the part ends
+        stream.readline()  # the line that contains the part's end
         end = stream.tell() if part.stop else 0
     return Lines(min(begin, end), end, number)
 
 
 def join(output: Path, of: int, assemble: Callable[[list[Path], Path], None] | None) -> list[Path]:
-    """Join the outputs of all shards to one, in order, with the lines of their errors; return what was joined.
+    """Join the outputs of all shards into one, in order, with the lines of their errors; return what was joined.
 
-    ``assemble`` makes one file of several, where their form is not lines. Raises ``click.ClickException`` where one is
-    missing, or the output exists.
+    ``assemble`` combines files whose format is not lines. Raises ``click.ClickException`` if one is missing, or the
+    output exists.
     """
     parts = [Shard(index, of).output(output) for index in range(of)]
     missing = [part.name for part in parts if not part.exists() or _with(part, ".checkpoint").exists()]

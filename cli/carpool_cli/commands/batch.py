@@ -1,4 +1,4 @@
-"""`carpool batch`: a file of inputs through a model, offline."""
+"""`carpool batch`: sends a file of inputs through a model, offline."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 Spoken: TypeAlias = servers.Protocol | Literal["openai"]
 
 REQUESTS: Literal["openai"] = "openai"
-"""The protocol of lines that are requests of OpenAI's Batch API."""
+"""The protocol whose lines are requests of OpenAI's Batch API."""
 
 TIMEOUT = 60.0
-"""Seconds for one batch of a server unless given."""
+"""Default timeout in seconds for one batch of a server."""
 
 NOTE_EVERY = 5.0
-"""Seconds between two lines on requests that wait to be sent again: many may wait, for one reason."""
+"""Seconds between two messages about retries: many requests may wait for one reason."""
 
 
 @click.command(
@@ -239,11 +239,11 @@ def command(
 
 
 def _shard(shards: int | None, index: int | None, *, join: bool) -> sharding.Shard | None:
-    """Return which part of the input is to be run; None: all of it."""
+    """Return the part of the input to run; None: all of it."""
     if shards is None:
         if join:
             raise click.UsageError("--join needs --shards N: how many there are")
-        return None  # in a Job of Kubernetes without --shards the index means something else
+        return None  # in a Kubernetes Job without --shards the index has another meaning
     if join:
         return None
     if index is None:
@@ -266,7 +266,7 @@ def _opened(
     timeout: float | None,
     headers: Headers,
 ) -> tuple[Source, Calls, Callable[[Sequence[Row]], list[Row]]]:
-    """Open the input where the journal says, and the model; returns both, and what runs a batch."""
+    """Open the input at the journal's position, and the model; returns both, and the function that runs a batch."""
     from carpool_cli.batch import formats, requests  # noqa: PLC0415 - numpy is not for --help
     from carpool_cli.profiling import arrays, targets  # noqa: PLC0415 - numpy is not for --help
 
@@ -305,14 +305,14 @@ def _opened(
 
 
 class Waits:
-    """Says why requests wait to be sent again; of all that do, one line in ``NOTE_EVERY`` seconds."""
+    """Reports why requests wait for a retry: one line per ``NOTE_EVERY`` seconds for all of them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._said_at = -math.inf
 
     def __call__(self, why: str) -> None:
-        """Say it, unless something was said a moment ago."""
+        """Print it, unless a line was printed a moment ago."""
         now = self._clock()
         if now - self._said_at >= NOTE_EVERY:
             self._said_at = now

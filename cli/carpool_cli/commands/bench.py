@@ -48,7 +48,7 @@ JSON = (b"content-type", b"application/json")
 MOST_REQUESTS = 5_000_000
 
 BODIES = 64
-"""Different bodies made up and sent in turn: enough that a mixed-up answer shows."""
+"""Number of different generated bodies, sent in turn: enough to detect a mixed-up answer."""
 
 
 def _rates(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[float, ...] | None:
@@ -174,7 +174,7 @@ def command(
     if requests is not None and (seconds is not None or trace is not None or (rates and len(rates) > 1)):
         raise click.UsageError("--requests goes with a single --rate, without --for and --trace")
     rng = random.Random(seed)  # noqa: S311 - load, not secrets
-    # 1. When
+    # 1. Arrival times
     if requests is not None:
         rate = (rates or (100.0,))[0]
         due = _some(rate, cv, warm_up, requests, rng)
@@ -195,7 +195,7 @@ def command(
             due += [warm_up + time for time in due_times(rates, cv, seconds, rng)]
     if not due or due[-1] < warm_up:
         raise click.ClickException(f"no request is due in {format_seconds(seconds)}: raise --rate or --for")
-    # 2. What
+    # 2. Requests
     goal = servers.goal(server, model, protocol)
     if not goal.known and (verify or not bodies):
         raise click.UsageError(
@@ -204,7 +204,7 @@ def command(
         )
     servers.check_reachable(server, timeout)
     prepared = _prepared(goal, bodies, rows, shape, datatype, input_name, timeout, rng)
-    # 3. Go
+    # 3. Run
     if sys.stderr.isatty():
         click.echo(f"sending {len(due)} requests in {format_seconds(warm_up + seconds)} ...", err=True)
     recording = _run(goal, prepared, due, timeout, connections, headers, verify)
@@ -241,7 +241,7 @@ def _some(rate: float, cv: float, warm_up: float, count: int, rng: random.Random
     due = due_times((rate,), cv, warm_up, rng) if warm_up else []
     length = 2 * count / rate
     while len(measured := due_times((rate,), cv, length, rng)) < count:
-        length *= 2  # rare: half as many as expected came
+        length *= 2  # rare: only half of the expected number arrived
     return due + [warm_up + time for time in measured[:count]]
 
 
@@ -255,7 +255,7 @@ def _prepared(
     timeout: float,
     rng: random.Random,
 ) -> list[Request]:
-    """Read or make up the bodies."""
+    """Read or generate the bodies."""
     if bodies:
         found = []
         for path in bodies:
@@ -307,7 +307,7 @@ def _run(
 
 
 def _document(report: Report, goal: Goal, slo: float) -> bytes:
-    """Return the report as JSON, with what it takes to repeat it."""
+    """Return the report as JSON, with the settings to repeat it."""
     context: dict[str, Any] = {
         "command": sys.argv,
         "server": str(goal.server),

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CHAT = "/chat/completions"
 
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "are")
-"""Of made-up prompts: each is about one token."""
+"""Words of generated prompts: each is about one token."""
 
 
 @click.command(
@@ -92,7 +92,7 @@ def command(
 
     Exits 0 when an answer was complete, 1 when none was, 130 after Ctrl-C.
     """
-    # 1. When and what
+    # 1. Arrival times and requests
     slo, load = options.slo_of(ttft, tpot), options.read_load(**typed)
     if not load.named:
         raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
@@ -105,7 +105,7 @@ def command(
     target = _target(server)
     name = model or _model(server, timeout)
     bodies = _bodies(target, name, load.lengths.draw(0, len(due)), load.seed, ignore_eos=ignore_eos)
-    # 2. Go
+    # 2. Run
     if sys.stderr.isatty():
         click.echo(f"sending {len(due)} requests in {format_seconds(load.seconds)} ...", err=True)
     recording = _run(server, target, bodies, due, timeout, headers)
@@ -114,7 +114,7 @@ def command(
     if not any(each.due >= warm_up for each in recording.streams):
         click.echo("stopped before a measured request was answered: let it run longer, or lower --warm-up", err=True)
         sys.exit(STOPPED)
-    # 3. Say it
+    # 3. Report
     report = summarize(recording, slo=slo, warm_up=warm_up, seconds=seconds)
     url = f"http://{server.host}:{server.port}{target}"
     document = _document(report, url, name, slo)
@@ -139,9 +139,9 @@ def _target(server: Address) -> str:
 
 
 def _model(server: Address, timeout: float) -> str:
-    """Ask for the first model.
+    """Ask the server for its first model.
 
-    Raises ``click.ClickException`` naming the option that makes it needless.
+    Raises ``click.ClickException`` naming the option that avoids the question.
     """
     connection = http.client.HTTPConnection(server.host, server.port, timeout=timeout)
     path = _target(server).removesuffix(CHAT).removesuffix("/completions") + "/models"
@@ -156,7 +156,7 @@ def _model(server: Address, timeout: float) -> str:
 
 
 def _bodies(target: str, model: str, lengths: list[tuple[int, int]], seed: int, *, ignore_eos: bool) -> list[bytes]:
-    """Make up a request for each pair of prompt and output tokens; no two prompts begin alike, for prefix caches."""
+    """Make a request for each pair of prompt and output tokens; prompts begin differently, because of prefix caches."""
     rng = Random(seed)  # noqa: S311 - load, not secrets
     bodies = []
     for prompt, output in lengths:
@@ -189,7 +189,7 @@ def _run(
 
 
 def _document(report: StreamReport, url: str, model: str, slo: Slo) -> bytes:
-    """Return the report as JSON, with what it takes to repeat it."""
+    """Return the report as JSON, with the settings to repeat it."""
     context: dict[str, Any] = {
         "command": sys.argv,
         "url": url,

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from carpool_cli.live.admin_client import AdminClient, Explained, Explanation, LastBusy
 
 SCARCE = 0.3
-"""Utilization from which the tuner refuses early: its own constant, which is not worth loading the tuner for."""
+"""Utilization from which the tuner rejects early: the tuner's own constant, repeated here to avoid loading the
+tuner."""
 RARE = 0.01
-"""Share of misses up to which a forecast meets a p99. Its own p99 is of the requests that are answered."""
+"""Share of misses up to which a forecast meets a p99. The forecast's own p99 covers only answered requests."""
 
 POLL = 1.0
-"""Seconds between two questions of --follow: the tuner decides once a second."""
+"""Seconds between two polls of --follow: the tuner decides once a second."""
 
 
 @click.command(
@@ -70,7 +71,7 @@ def command(
     client = client_of(admin, key_file, workload)
     try:
         if follow:
-            with suppress(KeyboardInterrupt):  # the usual end of it; of a single look it is none
+            with suppress(KeyboardInterrupt):  # the usual end of --follow; for a single poll it is an error
                 _follow(client, as_json)
             return
         before = client.report() if over else None
@@ -80,7 +81,7 @@ def command(
     except AdminError as error:
         raise click.ClickException(str(error)) from None
     observed = observe(before, after)
-    # One that is taken again and again stands where it was first taken: of several models that is another order.
+    # A repeated decision has the place of its first occurrence: with several models the order would differ.
     shown = sorted(explanation.decisions, key=lambda each: each.at)[-last:]
     if as_json:
         document = {
@@ -111,7 +112,7 @@ def command(
 
 
 def observe(before: Report | None, after: Report) -> dict[str, Figures]:
-    """Return what each model did between two looks; without the first, since the start."""
+    """Return each model's figures between two polls; without the first, since the start."""
     stats = after.stats if before is None else after.stats.since(before.stats)
     seconds = after.uptime_seconds if before is None else after.stats.at - before.stats.at
     return {
@@ -120,7 +121,7 @@ def observe(before: Report | None, after: Report) -> dict[str, Figures]:
 
 
 def taken_back(rolled_back: RolledBack) -> str:
-    """Return a roll-back as a line for people."""
+    """Return a rollback as a line for users."""
     return (
         f"{rolled_back.model or 'model'}  taken back: {rolled_back.rejected.describe()} (generation "
         f"{rolled_back.generation}) to {rolled_back.back_to.describe()}: {rolled_back.reason}"
@@ -138,9 +139,9 @@ def too_slow(report: Report) -> list[str]:
 
 
 def not_merged(report: Report) -> list[str]:
-    """Return a line for each model that can't be batched or is not verified, was refuted, or perhaps is misspelt.
+    """Return a line for each model that can't be batched or is not verified, was refuted, or may be misspelt.
 
-    One that pads requests to batch them has a line on that.
+    A model whose requests are padded for batching has a line about that.
     """
     lines = []
     for entry in report.models:
@@ -162,20 +163,20 @@ def not_merged(report: Report) -> list[str]:
 
 
 def not_batched(report: Report) -> set[str]:
-    """Return the models of which no request is batched, whatever the tuner does."""
+    """Return the models whose requests are never batched, whatever the tuner does."""
     merged = {entry.lane for entry in report.models if entry.merges}
     return {entry.lane for entry in report.models} - merged
 
 
 def message_of(each: Explained, unbatched: Collection[str]) -> str:
-    """Return what a decision says; that of a model which is not batched at all has nothing to do with the gain."""
+    """Return a decision's message; for a model that is not batched at all, the gain does not apply."""
     if each.model in unbatched and each.decision.reason in {Reason.PASSES_THROUGH, Reason.NO_COMPANY}:
         return "its requests are not batched: see the line on this model"
     return each.decision.message
 
 
 def posted(report: Report) -> list[str]:
-    """Return a line for each path that requests were posted to and passed on, since the start."""
+    """Return a line for each path with POST requests that were passed on, since the start."""
     lines = []
     for each in passed_on(None, report, report.uptime_seconds):
         count = f"{number(each.requests)} request{'' if each.requests == 1 else 's'}"
@@ -190,7 +191,7 @@ def posted(report: Report) -> list[str]:
 
 
 def token_streams(report: Report) -> list[str]:
-    """Return lines on the token streams since the start, if there were any."""
+    """Return lines about the token streams since the start, if there were any."""
     engine = engine_line(report.token_streams)
     if not engine:
         return []
@@ -200,15 +201,15 @@ def token_streams(report: Report) -> list[str]:
 
 
 def jobs(report: Report) -> list[str]:
-    """Return a line on jobs, if they are on."""
+    """Return a line about jobs, if they are on."""
     line = jobs_line(report.jobs)
     return [f"jobs: {line}"] if line else []
 
 
 def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str:
-    """Return a decision as lines for people.
+    """Return a decision as lines for users.
 
-    ``slo``: seconds that the p99 is to keep. ``unbatched``: models of which no request is batched.
+    ``slo``: seconds of the p99 target. ``unbatched``: models whose requests are never batched.
     """
     decision = each.decision
     when = datetime.fromtimestamp(each.at, UTC).astimezone().strftime("%H:%M:%S")
@@ -239,7 +240,7 @@ def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str
 
 
 def _why_early(forecast: Predicted | None, slo: float) -> str:
-    """Return why requests are refused for the SLO (docs/admission.md), as far as a forecast shows it."""
+    """Return why requests are rejected early (docs/admission.md), as far as a forecast shows it."""
     if forecast is None:
         return "so it was when requests last came, and nothing is forecast without any"
     if forecast.p99 is None or forecast.p99 > slo or forecast.miss_fraction > RARE:
@@ -248,12 +249,12 @@ def _why_early(forecast: Predicted | None, slo: float) -> str:
         return f"device time is scarce, more than {SCARCE:.0%} busy"
     if forecast.p99_ahead is None or forecast.p99_ahead > slo:
         return "device time is scarce, without room for 1.25x the load"
-    # Refusing outlasts its cause: a queue of late requests would make those behind it late as well.
+    # Rejections outlast their cause: a queue of late requests would make later ones late as well.
     return "it was just missed, the queue was just too long, or the policy's shedAt is SLO"
 
 
 class Minute(Struct, frozen=True):
-    """A model's last minute with requests. ``at``: when it ended, seconds since the epoch."""
+    """A model's last minute with requests. ``at``: its end, seconds since the epoch."""
 
     at: float
     observed: Figures
@@ -266,7 +267,7 @@ def minute_of(busy: LastBusy) -> Minute:
 
 
 def compared(explanation: Explanation, observed: dict[str, Figures], now: float) -> Iterable[str]:
-    """Set the last prediction for each model beside what is observed, or was in its last busy minute.
+    """Compare the last prediction for each model with the observed figures, or those of its last busy minute.
 
     ``now`` in seconds since the epoch.
     """
@@ -306,7 +307,7 @@ COMPARED = ("p50", "p99", "goodput", "misses", "rows per batch")
 def _lines(
     p50: float | None, p99: float | None, goodput: float, miss_share: float | None, mean_batch: float | None
 ) -> list[str]:
-    """Write what is compared."""
+    """Format the comparison."""
     return [
         duration(p50),
         duration(p99),
@@ -316,31 +317,31 @@ def _lines(
     ]
 
 
-def news(explanation: Explanation, told: dict[str, Explained]) -> list[Explained]:
-    """Return the decisions not told yet, and note them in ``told``, the last one by model.
+def new_decisions(explanation: Explanation, shown: dict[str, Explained]) -> list[Explained]:
+    """Return the decisions not shown yet, and add them to ``shown``, the last one by model.
 
-    One that is taken again and again with the same reason is told once.
+    A decision that repeats with the same reason is shown once.
     """
     found = []
     for each in explanation.decisions:
-        last = told.get(each.model)
+        last = shown.get(each.model)
         if last is not None:
             if each.at <= last.at:
                 continue
             same = not each.decision.change and not last.decision.change
             if same and each.decision.reason is last.decision.reason:
-                told[each.model] = each
+                shown[each.model] = each
                 continue
-        told[each.model] = each
+        shown[each.model] = each
         found.append(each)
     return found
 
 
 def _follow(client: AdminClient, as_json: bool) -> None:
-    told: dict[str, Explained] = {}
+    shown: dict[str, Explained] = {}
     while True:
         report = client.report()
-        for each in news(client.explanation(), told):
+        for each in new_decisions(client.explanation(), shown):
             said = text_of(each, report.slo_seconds, not_batched(report))
             click.echo(msgspec.json.encode(each, enc_hook=str).decode() if as_json else said)
         time.sleep(POLL)

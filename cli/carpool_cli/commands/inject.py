@@ -1,4 +1,4 @@
-"""`carpool inject`: sidecars into manifests, without a cluster."""
+"""`carpool inject`: adds sidecars to manifests, without a cluster."""
 
 from __future__ import annotations
 
@@ -33,43 +33,43 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SKIPPED = 3
-"""Exit code: a workload was to have a sidecar and can't."""
+"""Exit code: a workload that should have a sidecar can't have one."""
 
 _SEPARATOR = re.compile(r"^(?:---|\.\.\.)(?=\s|$)(?P<rest>.*)\n?", re.MULTILINE)
-"""Between two documents: the mark, and what stands behind it on its line."""
+"""Between two documents: the marker, and the rest of its line."""
 
 
 UNACCOUNTED = (
     "imagePullSecrets are named now, so the API server no longer adds those of the ServiceAccount: name them, too, if "
     "the model's image needs them"
 )
-"""Said of a pod that named no secrets; the API server adds the account's to those alone."""
+"""Note on a pod that names no secrets; the API server adds the service account's only to those."""
 
 
 class Outcome(NamedTuple):
-    """What became of one workload: ``why`` is ``None`` where it has its sidecar now, with what is to be known of it."""
+    """The result for one workload: ``why`` is ``None`` if it has its sidecar now, with the notes on it."""
 
     name: str
     why: Skip | None
     notes: tuple[Note, ...] = ()
     problems: tuple[str, ...] = ()
-    """Annotations that nobody reads, or that can't be meant."""
+    """Annotations that are ignored, or invalid."""
     namespace: str | None = None
     pod: dict[str, Any] | None = None
-    """What is printed, where a sidecar is in it."""
+    """The printed pod, if it has a sidecar."""
     stays: bool = False
-    """Whether it has a sidecar already, and not the one that is asked for."""
+    """Whether it already has a sidecar with other settings than requested."""
 
     @property
     def lacking(self) -> bool:
-        """Whether it was to have a sidecar, and does not have this one."""
-        return self.stays or (self.why is not None and self.why.told)
+        """Whether it should have this sidecar, and does not."""
+        return self.stays or (self.why is not None and self.why.is_annotated)
 
 
 class Asked(NamedTuple):
-    """What the options ask for; without settings, sidecars go. ``secret``: what drain keys are derived from.
+    """The request from the options; without settings, sidecars are removed. ``secret``: drain keys are derived from it.
 
-    ``image``: ``None`` where any will do.
+    ``image``: ``None`` for any.
     """
 
     settings: Settings | None
@@ -79,26 +79,26 @@ class Asked(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the input has."""
+    """The input's content."""
 
     outcomes: list[Outcome]
     services: list[dict[str, Any]]
 
 
 class Wrong(click.ClickException):
-    """The input can't be read; what it says names the place."""
+    """The input can't be read; the message names the place."""
 
     exit_code = 2
 
 
 class NotManifests(Exception):  # noqa: N818 - what the input is
-    """The input is no YAML, or YAML of something else; one line with the place."""
+    """The input is not YAML, or not manifests; one line with the place."""
 
 
 MANIFESTS = "give Kubernetes manifests, YAML or JSON"
 
 JOBS = {"Job": ("spec", "template"), "CronJob": ("spec", "jobTemplate", "spec", "template")}
-"""Kinds that no operator tunes, with where their pods' template lies: their pods may have sidecars by hand."""
+"""Kinds that no operator tunes, with the path of their pod template: their pods may have sidecars by command."""
 
 
 @click.command(
@@ -196,21 +196,21 @@ def command(
 
 
 def _notes(found: Found) -> Iterator[str]:
-    """Return what is to be known of the result."""
+    """Return the notes on the result."""
     for outcome in found.outcomes:
         if outcome.why is not None:
             yield f"{outcome.name}: {outcome.why}"
         yield from (f"{outcome.name}: {problem}" for problem in outcome.problems)
         yield from (f"{outcome.name}: {note}: {NOTES[note].cause} {NOTES[note].fix}" for note in outcome.notes)
     for service in found.services:
-        with suppress(KeyError, TypeError, AttributeError):  # kubectl says what is wrong with it
+        with suppress(KeyError, TypeError, AttributeError):  # kubectl reports what is wrong with it
             yield from _bypassed(service, found.outcomes)
     if not found.outcomes:
         yield "nothing here has pods: there is no workload with a pod template, and no Pod"
 
 
 def _bypassed(service: dict[str, Any], outcomes: list[Outcome]) -> Iterator[str]:
-    """Return what to change in a Service that leads past a sidecar."""
+    """Return the fix for a Service that bypasses a sidecar."""
     namespace, name = service["metadata"].get("namespace"), service["metadata"]["name"]
     for outcome in outcomes:
         if outcome.pod is None or (namespace or outcome.namespace) != (outcome.namespace or namespace):
@@ -253,7 +253,7 @@ def _policy(p99: float) -> BatchingPolicy:
 
 
 def _documents(text: str, asked: Asked, found: Found) -> Iterator[str]:
-    """Yield the input again, piece by piece, changed where a sidecar came in, or went: without settings."""
+    """Yield the input again, piece by piece, with changes where a sidecar was added or, without settings, removed."""
     if not text.strip():
         raise NotManifests("it is empty")
     if text.lstrip().startswith("{"):
@@ -273,7 +273,7 @@ def _documents(text: str, asked: Asked, found: Found) -> Iterator[str]:
         line = text.count("\n", 0, position) + 1
         rest = "" if separator is None else separator["rest"].strip()
         if separator is not None and rest and not rest.startswith("#"):
-            # To kubectl it belongs to the document before, and it reads no more than the first of these.
+            # kubectl counts it to the document before, and reads only the first of these.
             at_mark = text.count("\n", 0, separator.start()) + 1
             raise NotManifests(f"line {at_mark} has {separator[0][:3]} and more: put a line break behind it")
         try:
@@ -292,7 +292,7 @@ def _documents(text: str, asked: Asked, found: Found) -> Iterator[str]:
 
 
 def _changed(document: str, new: Any, outcomes: list[Outcome]) -> str:  # noqa: ANN401 - any YAML
-    """Return the document with ``new`` in it; where its comments are lost, it is said."""
+    """Return the document with ``new`` in it; if its comments are lost, print a warning."""
     changed = in_place(document, new)
     if changed is not None:
         return changed
@@ -302,20 +302,20 @@ def _changed(document: str, new: Any, outcomes: list[Outcome]) -> str:  # noqa: 
 
 
 def _are_directives(text: str, behind: str) -> bool:
-    """Whether a text is no document but what precedes one: lines such as %YAML 1.2, with its mark behind them."""
+    """Whether a text is not a document but precedes one: lines such as %YAML 1.2, followed by their marker."""
     lines = [line for line in text.removeprefix("\ufeff").splitlines() if line.strip() and not line.startswith("#")]
     return bool(lines) and all(line.startswith("%") for line in lines) and behind.startswith("---")
 
 
 def _problem(error: Exception) -> str:
-    """Return what is the matter with YAML."""
+    """Return the problem of a YAML document."""
     if isinstance(error, yaml.reader.ReaderError):
         return "it has characters that are not text"
     return getattr(error, "problem", None) or "it is nested too deeply"
 
 
 def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - any YAML
-    """Return an object with its sidecar, or without it where there are no settings; of a list all of them."""
+    """Return an object with its sidecar, or without settings without it; a list's items all at once."""
     kind = str(thing.get("kind")) if isinstance(thing, dict) else ""
     if kind == "List" and isinstance(thing.get("items"), list):
         return {**thing, "items": [_injected(each, asked, found) for each in thing["items"]]}
@@ -324,7 +324,7 @@ def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - 
     of = registry.BY_NAME.get(kind)
     job = JOBS.get(kind)
     if kind != "Pod" and job is None and (of is None or (of.pod(thing) is None and not of.built_in)):
-        return thing  # it has no pods, or another object has the template of its pods
+        return thing  # it has no pods, or another object has their template
     changed, settings = copy.deepcopy(thing), asked.settings
     try:
         name = f"{kind.lower()}/{changed['metadata'].get('name') or changed['metadata'].get('generateName')}"
@@ -367,7 +367,7 @@ def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - 
 
 
 def _drain_key(secret: bytes, namespace: str | None, name: str, pod: dict[str, Any]) -> str:
-    """Return the key of a pod template: the same for the same one, so that a pipeline rolls no pods by itself."""
+    """Return the key of a pod template: stable, so that a repeated pipeline run rolls no pods."""
     text = json.dumps([namespace, name, pod], sort_keys=True, default=str)
     return hmac.new(secret, text.encode("utf-8", "surrogatepass"), "sha256").hexdigest()[:32]
 
@@ -375,12 +375,12 @@ def _drain_key(secret: bytes, namespace: str | None, name: str, pod: dict[str, A
 def _left_alone(
     outcome: Outcome, pod: dict[str, Any], settings: Settings, target: Target | None, image: str | None
 ) -> Outcome:
-    """Return what became of a workload without a new sidecar; one in it that is another than asked for is said."""
+    """Return the result for a workload without a new sidecar, with a note if its sidecar differs from the request."""
     if outcome.why is None or outcome.why.reason is not Reason.ALREADY_INJECTED:
         return outcome
     outcome = outcome._replace(pod=pod)
     if names.STATUS not in annotations_of(pod):
-        return outcome  # written by hand
+        return outcome  # written by a user
     wanted = (
         {"publicKey": settings.public_key, "target": str(target)}
         if settings.policy is None
@@ -405,7 +405,7 @@ def _left_alone(
 
 
 def _of_workload(of: Kind, thing: dict[str, Any], settings: Settings) -> tuple[str, ...]:
-    """Return what is wrong with a workload's annotations, or is not read by a sidecar that tunes itself."""
+    """Return the problems of a workload's annotations, and those that a self-tuning sidecar ignores."""
     found = annotations_of(thing)
     problems = names.read(of.name, str(thing["metadata"].get("name")), found).problems
     unread = [f"{key} is for an operator: here --slo-p99 counts" for key in found if key.startswith(names.SLO_PREFIX)]
@@ -413,17 +413,17 @@ def _of_workload(of: Kind, thing: dict[str, Any], settings: Settings) -> tuple[s
 
 
 def _with(thing: dict[str, Any], of: Kind | tuple[str, ...] | None, pod: dict[str, Any]) -> dict[str, Any]:
-    """Return an object with another pod template, which ``of`` says the place of; a pod is its own."""
+    """Return an object with another pod template at the place that ``of`` gives; a pod is its own."""
     if of is None:
         return pod
-    # Put where the old one was: what YAML's anchors share is another's as well.
+    # Insert it at the old place: YAML anchors may share parts with other objects.
     *outer, last = of if isinstance(of, tuple) else (of.template(thing) or ())[:-2]
     at(thing, outer)[last] = pod
     return thing
 
 
 def _restored(pod: dict[str, Any], name: str, outcomes: list[Outcome]) -> dict[str, Any] | None:
-    """Return a pod template as it was before its sidecar; ``None`` where it has none."""
+    """Return a pod template as it was before its sidecar; ``None`` if it has none."""
     try:
         restored = unpatch(pod)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`carpool profile`: measure t(b) of an ONNX file or of a server."""
+"""`carpool profile`: measures the batch latency of an ONNX file or of a server."""
 
 from __future__ import annotations
 
@@ -156,18 +156,18 @@ def command(
         assert upstream is not None  # noqa: S101 - one of the two, for the type checker
         specs = targets.described(upstream, model, protocol, shape, given, timeout)
         target = targets.ServerTarget(upstream, model, protocol, specs, timeout)
-        # A server's own memory can't be seen from here, the GPU that it shares with this host's processes can.
+        # A server's own memory is not visible from here, but the GPU that it shares with this host's processes is.
         meter = memory.gpu() if upstream.host in {"127.0.0.1", "localhost", "::1"} else None
     sample = (
         arrays.random_rows(target.inputs, max(VERIFIED_ROWS, 16), seed)
         if given is None
         else targets.check_names(target, given)
     )
-    # 1. Safe at all?
+    # 1. Is batching safe?
     safe = not verify or _verified(target, arrays.repeated(sample, VERIFIED_ROWS), tolerance)
     if sys.stderr.isatty():
         click.echo(f"measuring for about {format_seconds(budget)} ...", err=True)
-    # 2. Cold runs, ascending; the first size that fails ends it
+    # 2. Cold runs, ascending; the first size that fails ends them
     runs, cold, used, stopped = _cold_runs(target, sample, max_batch, meter)
     # 3. Rounds and concurrency
     try:
@@ -194,7 +194,7 @@ def command(
         },
     )
     target.close()
-    # 4. What it says
+    # 4. The results
     _show(profile, timings, rates, best.rows, stopped)
     if missing:
         click.echo(f"stopped; not measured: {missing}")
@@ -240,7 +240,7 @@ def _verified(target: Target, rows: Arrays, tolerance: float) -> bool:
 def _cold_runs(
     target: Target, sample: Arrays, max_batch: int, meter: memory.Meter | None
 ) -> tuple[dict[int, Callable[[], Arrays]], dict[int, float], dict[int, int], str]:
-    """Run each size once, ascending: calls, cold seconds and memory by rows, and why it stopped short, if it did."""
+    """Run each size once, ascending: return calls, cold seconds and memory by rows, and why it stopped early, if so."""
     from carpool_cli.profiling.arrays import repeated  # noqa: PLC0415 - numpy is not for --help
     from carpool_cli.profiling.targets import TargetError  # noqa: PLC0415 - likewise
 
@@ -266,7 +266,7 @@ def _cold_runs(
 def _rounds(
     runs: dict[int, Callable[[], Arrays]], cold: dict[int, float], rounds: int, budget: float, concurrency: int
 ) -> tuple[list[Timing], dict[int, float], str]:
-    """Measure the sizes, and the rates by callers at once; the third is what is missing after Ctrl-C."""
+    """Measure the sizes, and the rates by concurrent callers; the third value is what is missing after Ctrl-C."""
     unknown = "server concurrency, which is taken to be 1"
     try:
         timings = interleave(runs, cold, rounds=rounds, budget=budget, clock=time.perf_counter)

@@ -129,7 +129,7 @@ def command(
 
 
 def _configuration(policy: BatchingPolicy, found: Recommendation) -> dict[str, object]:
-    """Return what to put into a sidecar's file, but for what stands behind it."""
+    """Return the content of a sidecar's file, without its upstream."""
     bounds = {name: value for name, value in to_plain(policy.bounds).items() if value}
     return {
         "policy": {

@@ -1,4 +1,4 @@
-"""`carpool savings`: what batching saves, in device time, replicas and money, and what of it zero wait saves alone."""
+"""`carpool savings`: device time, replicas and money that batching saves, and the part that zero wait saves alone."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _running(
     key_file: Path | None,
     workload: str | None,
 ) -> tuple[list[Workload], list[str]]:
-    """Compare for every model with requests; of those that can't be compared return why."""
+    """Compare for every model with requests; for those that can't be compared return why."""
     from carpool_cli.live import running  # noqa: PLC0415 - not for profiles
     from carpool_cli.live.admin_client import AdminError, client_of  # noqa: PLC0415 - likewise
 
@@ -203,7 +203,7 @@ def _running(
 
 
 def of_running(found: Running, by_hand: Parameters | None, price: Price | None, pods: int) -> Workload:
-    """Compare the ways to batch the last load of a sidecar; what is in force counts while that load is there."""
+    """Compare the ways to batch the last load of a sidecar; the present parameters count while that load lasts."""
     situation = situation_of(found)
     rate = situation.process.rate
     load = [Stretch(HOUR, rate * pods)]
@@ -227,7 +227,7 @@ def _past(
     objective: str | None,
     target_utilization: int | None,
 ) -> tuple[list[Workload], list[str]]:
-    """Compare for every model with requests in that time; of those that can't be compared return why."""
+    """Compare for every model with requests in that time; for those that can't be compared return why."""
     from carpool_cli.live import prometheus  # noqa: PLC0415 - not for profiles
     from carpool_cli.planning import history  # noqa: PLC0415 - likewise
 
@@ -261,7 +261,7 @@ def _past(
 
 
 def _show(found: Sequence[Workload], failed: Sequence[str], *, as_json: bool) -> None:
-    """Print what could be compared, and a row for each that could not."""
+    """Print the comparisons, and a row for each model without one."""
     if as_json:
         document = {"workloads": found, "leftOut": failed, "total": total(found)}
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))

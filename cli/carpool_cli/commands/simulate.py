@@ -1,4 +1,4 @@
-"""`carpool simulate`: the digital twin, for a load and a device that exist as numbers, or behind a running sidecar."""
+"""`carpool simulate`: the digital twin of a load and a device, given as numbers or by a running sidecar."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from carpool_cli.planning.traces import lasts
 from carpool_cli.profiling import device_profile
 
 BROUGHT = ("path", "config", "rate", "cv", "trace", "rows", "executors", "shed_at", "timeout")
-"""What a running sidecar brings along."""
+"""Options that a running sidecar replaces."""
 
 ITS_OWN = ("model", "factor", "how", "key_file", "workload")
-"""What only a running sidecar takes."""
+"""Options that need a running sidecar."""
 
 PARAMETERS = ("max_batch", "max_wait", "max_in_flight", "pass_through")
 """Options that are parameters."""
 
 LARGEST = 32
-"""Rows of a batch, where neither a sidecar nor an option says."""
+"""Default maximum rows of a batch, without a sidecar or an option."""
 
 
 @click.command(
@@ -264,7 +264,7 @@ def command(
         )
     arrivals: list[float | tuple[float, ...]] = [*load.times] if rows == 1 else [(time, rows) for time in load.times]
     twin = Twin(assumptions.device(profile, rows), policy, arrivals, seconds=seconds, seed=seed)
-    # 2. What is asked for
+    # 2. The requested results
     if compare:
         count = len(load.times) / load.times[-1]
         situation = Situation(
@@ -288,7 +288,7 @@ def command(
         found.append(twin.tuned("tuned", asked))
     else:
         found = [twin.tuned("tuned", asked) if tune else twin.fixed("fixed", asked)]
-    # 3. Say it
+    # 3. Report
     if as_json:
         document = {
             "profile": profile.name,
@@ -306,7 +306,7 @@ def command(
 
 
 def _how(how: str | None, *, lasts: bool) -> How:
-    """Return how arrivals are played: what has to last plays them over and over."""
+    """Return how arrivals are played: for a given duration they are repeated."""
     if how is None:
         return How.REPEATED if lasts else How.ONCE
     return How(how)
@@ -317,9 +317,9 @@ def _typed(context: click.Context, name: str) -> bool:
 
 
 def _check(context: click.Context, path: Path | None, admin: Address | None) -> None:
-    """Refuse what does not go together.
+    """Reject options that contradict each other.
 
-    Raises ``click.UsageError`` naming the option, and what to do.
+    Raises ``click.UsageError`` naming the option, and the fix.
     """
     typed = {
         parameter.name: parameter.opts[0]

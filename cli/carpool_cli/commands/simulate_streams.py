@@ -12,7 +12,7 @@ from carpool_cli.streams import loads, options
 from carpool_cli.streams.twin import StreamTwin, show
 
 CAPS = (16, 32, 64, 128, 256)
-"""Without ``--cap``."""
+"""Default of ``--cap``."""
 
 
 @click.command(

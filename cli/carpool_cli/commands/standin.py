@@ -1,4 +1,4 @@
-"""`carpool standin`: an echo that takes as long as a given accelerator."""
+"""`carpool standin`: an echo server with the latency of a given accelerator."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def serve(
 
 
 async def serve_engine(profile: EngineProfile, *, model: str, host: str, port: int, seed: int) -> None:
-    """Likewise for an engine of token streams."""
+    """Do the same for an engine of token streams."""
     app = StandinEngine(model, profile, seed)
     playing = asyncio.get_running_loop().create_task(app.play())
     await _listen(app, profile.name, model, host, port)
@@ -161,7 +161,7 @@ def command(
 
 
 def _is_engine(path: Path) -> bool:
-    """Say whether a profile is an engine's; what is no JSON is judged elsewhere."""
+    """Return whether a profile is an engine's; invalid JSON is reported elsewhere."""
     try:
         return "step" in msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, *UNREADABLE):

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from carpool_cli.live.admin_client import AdminClient
 
 INTERVAL = 0.5
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 
 ONCE = 2.0
-"""Seconds between the two looks of --once."""
+"""Seconds between the two polls of --once."""
 
 
 @click.command(
@@ -50,7 +50,7 @@ def command(*, admin: Address, once: bool, key_file: Path | None, workload: str 
         if once or not sys.stdout.isatty():
             _once(client)
             return
-        with suppress(KeyboardInterrupt):  # the usual end of a live view; of a single look it is none
+        with suppress(KeyboardInterrupt):  # the usual end of a live view; for --once it is an error
             watch(client, "carpool")
     except AdminError as error:
         raise click.ClickException(str(error)) from None
@@ -65,10 +65,10 @@ def watch(
     notes: Callable[[], Sequence[str]] = tuple,
     pause: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Draw the view twice a second while ``goes_on``, on a screen of its own; the last of it stays behind.
+    """Draw the view twice a second while ``goes_on``, on a screen of its own; the last frame stays.
 
-    What ``hint`` says, told whether the model is ready, is shown until the first request comes, ``notes`` below all.
-    Raises ``AdminError`` when the sidecar stops answering while it should.
+    ``hint`` is called with whether the model is ready; its result is shown until the first request comes, ``notes``
+    below all. Raises ``AdminError`` if the sidecar stops answering while it should.
     """
     from rich.console import Console  # noqa: PLC0415 - not for --help
     from rich.live import Live  # noqa: PLC0415 - likewise

@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DATA = "127.0.0.1:8080"
-"""Where requests are taken unless something else is named."""
+"""Default address for requests."""
 
 ASKED = 3.0
-"""Seconds that the first look at the model may take before the endpoints are printed."""
+"""Seconds that the first request to the model may delay the printed endpoints."""
 
 KINDS = ("upstream", "onnx", "llm")
-"""What may stand behind a sidecar, one of these."""
+"""Kinds of upstream: exactly one is given."""
 
 NOTES = 3
 """Lines of the log below the live view."""
 
 DECISION = "parameters changed"
-"""What the log calls a decision of the tuner."""
+"""The log event of a tuner's decision."""
 
 
 def _axes(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Axis]:
@@ -159,11 +159,11 @@ def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
 
 
 def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
-    """Return the configuration as plain data, and the file to watch if it says all of it.
+    """Return the configuration as plain data, and the file to watch if it contains everything.
 
-    Raises ``click.UsageError`` where options contradict each other.
+    Raises ``click.UsageError`` if options contradict each other.
     """
-    # 1. The ground: a file, or an SLO
+    # 1. The base: a file, or an SLO
     watched: Path | None = options["config"]
     plain: dict[str, Any]
     if watched is not None:
@@ -180,9 +180,9 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
             "or a --config file"
         )
     else:
-        # Nobody has to notice that this one goes: there is no load balancer to wait for.
+        # No load balancer has to notice the shutdown, so there is nothing to wait for.
         plain = {"policy": {}, "listen": DATA, "shutdown": {"lame": "0s"}}
-    # 2. Ports, which are told beside a watched file
+    # 2. Ports, which are passed separately from a watched file
     if options["host"] is not None or options["port"] is not None:
         host, _, port = plain["listen"].rpartition(":")
         host = host if options["host"] is None else options["host"]
@@ -190,7 +190,7 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     if options["admin_port"] is not None:
         plain["admin"] = f"127.0.0.1:{options['admin_port']}"
     before = msgspec.json.encode(plain)
-    # 3. What stands behind
+    # 3. The upstream
     if options["onnx"] is not None and options["upstream"] is not None:
         raise click.UsageError("name --onnx or --upstream, one of the two")
     if options["onnx"] is not None:
@@ -240,16 +240,16 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
 
 
 def _only(plain: dict[str, Any], kind: str) -> None:
-    """Leave out what an option replaces."""
+    """Remove fields that an option replaces."""
     for other in KINDS:
         if other != kind:
             plain.pop(other, None)
 
 
 def _model(plain: dict[str, Any], model: str, upstream: str | None, *, named: bool) -> None:
-    """Set the file to serve; where ``named``, its name.
+    """Set the file to serve; with ``named``, also its name.
 
-    Raises ``click.UsageError`` for what is neither.
+    Raises ``click.UsageError`` for an invalid path.
     """
     file = model.endswith((".onnx", ".gguf")) or Path(model).is_dir()
     if named or (not file and plain.get("onnx")):
@@ -267,7 +267,7 @@ def _model(plain: dict[str, Any], model: str, upstream: str | None, *, named: bo
 def _put(plain: dict[str, Any], dotted: str, value: object) -> None:
     """Set one field by its path.
 
-    Raises ``click.UsageError`` where something on the way holds no fields.
+    Raises ``click.UsageError`` if a parent holds no fields.
     """
     *way, last = dotted.split(".")
     inside: Any = plain
@@ -294,7 +294,7 @@ OPTIONS = {
 
 
 def hint(error: str) -> str:
-    """Return what is wrong with a field, and the option that sets it: ``upstream.url: ... (--upstream)``."""
+    """Return a field's error, with the option that sets it: ``upstream.url: ... (--upstream)``."""
     option = OPTIONS.get(error.partition(": ")[0])
     return f"{error} ({option})" if option is not None else error
 
@@ -308,7 +308,7 @@ def _serve(
     *,
     plain: bool,
 ) -> int:
-    """Run the sidecar to its end; returns its exit code."""
+    """Run the sidecar to its end; return its exit code."""
     live = not plain and sys.stdout.isatty()
     asked = False
 
@@ -334,15 +334,15 @@ def _serve(
         click.echo(f"Error: {hint(explained(str(error), path, ports))}", err=True)
         return error.code
     finally:
-        # Whatever happened here, a closed pipe for one, it does not outlive this process.
+        # Whatever fails here, a closed pipe for example, the sidecar must end with this process.
         child.end()
         child.wait()
 
 
 def _signals() -> int:
-    """Return a file descriptor with a byte for each signal to end.
+    """Return a file descriptor with a byte for each termination signal.
 
-    A handler in Python would wait for its turn, and one that is due just before ``waitpid`` doesn't interrupt it.
+    A Python handler would run too late: one that is due just before ``waitpid`` doesn't interrupt it.
     """
     source, sink = os.pipe()
     os.set_blocking(sink, False)
@@ -353,7 +353,7 @@ def _signals() -> int:
 
 
 def _attend(child: Child, config: SidecarConfig, key: str | None, *, live: bool, asked: Callable[[], bool]) -> int:
-    """Tell of a sidecar that listens until it ends; returns its exit code."""
+    """Report on a listening sidecar until it ends; return its exit code."""
     server, admin = _reachable(child.data), _reachable(child.admin)
     client = AdminClient(admin, key)
     first = Hint(config, server, admin)
@@ -375,15 +375,15 @@ def _attend(child: Child, config: SidecarConfig, key: str | None, *, live: bool,
 
 def _watch(child: Child, client: AdminClient, title: str, first: Hint) -> None:
     def notes() -> list[str]:
-        # The view itself tells of decisions.
-        told = [line for line in list(child.lines) if event_of(line).get("event") != DECISION]
-        return [readable(line) for line in told[-NOTES:]]
+        # The view itself shows decisions.
+        lines = [line for line in list(child.lines) if event_of(line).get("event") != DECISION]
+        return [readable(line) for line in lines[-NOTES:]]
 
     while child.runs:
         try:
             watch(client, title, hint=first, goes_on=lambda: child.runs, notes=notes)
         except AdminError:
-            time.sleep(1.0)  # a paused host; whether the sidecar lives, its process tells
+            time.sleep(1.0)  # a paused host; the process shows whether the sidecar lives
 
 
 def _served(config: SidecarConfig) -> str:
@@ -396,7 +396,7 @@ def _served(config: SidecarConfig) -> str:
 
 
 def _endpoints(config: SidecarConfig, server: Address, client: AdminClient, first: Hint) -> list[str]:
-    """Return what to print once it listens; waits a little for a first word of the model."""
+    """Return the text to print once it listens; waits a little for the model's first answer."""
     deadline = time.monotonic() + ASKED
     readiness, ready = UNASKED, False
     while readiness == UNASKED and time.monotonic() < deadline:
@@ -419,7 +419,7 @@ def _endpoints(config: SidecarConfig, server: Address, client: AdminClient, firs
 
 
 class Hint:
-    """A line to try: for inference once the model is there to say what it takes, for its readiness before."""
+    """A line to try: for inference once the model can describe its inputs, for its readiness before."""
 
     def __init__(self, config: SidecarConfig, server: Address, admin: Address) -> None:
         self._server = server
@@ -444,6 +444,6 @@ class Hint:
 
 
 def _reachable(listening: str) -> Address:
-    """Return where to reach what listens; on every address: on loopback."""
+    """Return the address of a listener; for one on every address, loopback."""
     host, port = address_of(listening)
     return Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port, "")  # noqa: S104 - read, not bound

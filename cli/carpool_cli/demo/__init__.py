@@ -1,1 +1,1 @@
-"""``python -m carpool_cli.demo``: real processes and real input show what a batching that tunes itself is worth."""
+"""``python -m carpool_cli.demo``: shows with real processes and real input what self-tuning batching saves."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from carpool_cli.profiling.device_profile import DeviceProfile
 
 STOPPED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C, as in shells."""
 
 
 class Scale(NamedTuple):
@@ -39,7 +39,7 @@ class Scale(NamedTuple):
 
     @property
     def minutes(self) -> float:
-        """What the loads take, and about half a minute for all else."""
+        """Duration of the loads, and about half a minute for everything else."""
         return (2 * (self.one_by_one + self.tuned) + self.day + 30) / 60
 
 
@@ -48,7 +48,7 @@ QUICK = Scale(one_by_one=1.0, tuned=1.5, day=2.0, hours=(("night", 15.0), ("morn
 
 
 async def run(folder: Path, files: Path, profile: DeviceProfile, screen: Screen, scale: Scale) -> None:
-    """Show everything; raises ``DemoError`` where something is not as it should be."""
+    """Show everything; raises ``DemoError`` if something is wrong."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -1,6 +1,6 @@
-"""A day in two minutes: one load, four servers with a stand-in accelerator each, four ways to batch, side by side.
+"""A day in two minutes: one load, four servers with a stand-in accelerator each, four ways to batch in parallel.
 
-Side by side, because a pause of this host then hits all of them alike.
+In parallel, so that a pause of this host affects all of them alike.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ MODEL = "standin"
 SLO = 0.25
 
 SLOWER = 10
-"""Factor on the profile's times. At its own 2 ms a request this host's pauses, not the batching, would make the p99."""
+"""Factor on the profile's times. At its own 2 ms per request this host's pauses, not the batching, would determine the
+p99."""
 
 HOURS = (
     ("night", 15.0),
@@ -46,7 +47,8 @@ HOURS = (
     ("noon", 160.0),
     ("evening", 30.0),
 )
-"""Requests per second, an equal share of the time each. One by one the device below serves 48/s, by eights 243/s."""
+"""Requests per second, each for an equal share of the time. In single requests the device below serves 48/s, in batches
+of 8 243/s."""
 
 ZERO_WAIT = {"maxBatch": 64, "maxWait": "0s", "maxInFlight": 1, "passThrough": False}
 FIXED = {"maxBatch": 8, "maxWait": "2ms", "maxInFlight": 1, "passThrough": False}
@@ -56,20 +58,20 @@ BODIES = 64
 
 
 class Hour(NamedTuple):
-    """A part of the day as one arm went through it."""
+    """One arm's results in a part of the day."""
 
     name: str
     rate: float
     report: Report
     device_time: float
-    """Device seconds per row computed."""
+    """Device seconds per computed row."""
     mean_batch: float
     busy: float
     """Share of the time, 0 to 1, for which the device computed."""
 
 
 class Arm(NamedTuple):
-    """One way to batch, and what came of it."""
+    """One way to batch, and its results."""
 
     name: str
     driven: Driven
@@ -87,15 +89,15 @@ class Day(NamedTuple):
     hours: Sequence[tuple[str, float]]
     arms: Sequence[Arm]
     decisions: Sequence[tuple[str, str, str]]
-    """Changes of parameters: the part of the day, the reason, what was changed and why."""
+    """Changes of parameters: the part of the day, the reason, the change and its message."""
     saved: Compared | None = None
-    """What `carpool savings` forecasts for a setting of this day, and what the device counted."""
+    """The forecast of `carpool savings` for a setting of this day, and the device's own count."""
 
 
 async def live(
     profile: DeviceProfile, hours: Sequence[tuple[str, float]], seconds: float, processes: Processes, screen: Screen
 ) -> Day:
-    """Let the load rise and fall over ``seconds``."""
+    """Play the load that rises and falls over ``seconds``."""
     device = slower(profile)
     slowed = processes.folder / "device.json"
     device_profile.save(device, slowed)
@@ -108,7 +110,7 @@ async def live(
     screen.note(
         "so it serves " + ", ".join(f"{rows / curve.time(rows):.0f}/s in batches of {rows}" for rows in (1, 8, 64))
     )
-    # 1. Three devices; the first has nothing before it.
+    # 1. Three devices; the first has no sidecar.
     devices = [await processes.standin(f"device-{name}", slowed) for name in ("alone", "zero-wait", "fixed", "carpool")]
     screen.step(f"without batching: clients ask the server at {devices[0].address} themselves")
     policy = {"policy": {"slo": {"latency": {"p99": format_seconds(SLO)}}}}
@@ -156,7 +158,7 @@ async def live(
     saved = await asyncio.to_thread(compare, tuned.admin, MODEL, counts[3], choices, edges)
     for client in (*clients, admin):
         await client.close()
-    # 3. What came of it.
+    # 3. The results.
     names = ("no batching", "zero wait: 64, 0 ms", "fixed: 8, 2 ms", "Carpool, p99 only")
     arms = [
         Arm(name, one, seen, chosen, *_hours(one, seen, hours, seconds))

@@ -1,4 +1,4 @@
-"""A real model over real files: what `magika` says each file of a folder is, from its first and last bytes."""
+"""A real model on real files: `magika` classifies each file of a folder from its first and last bytes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_FILES = 160
-"""Different files asked about; each is asked about many times."""
+"""Different files; each is sent many times."""
 
 
 def model(folder: Path, rate: float) -> RealModel:
-    """Return magika's model with a request for each file below a folder that it needs the model for.
+    """Return magika's model with a request for each file below a folder that needs the model.
 
-    Raises ``DemoError`` where there is none, or where the model's outputs are not what magika itself makes of it.
+    Raises ``DemoError`` if there is none, or if the model's outputs differ from magika's own result.
     """
     path = next(Path(magika.__file__).parent.glob("models/*/model.onnx"))
     own = magika.Magika()
     files, rows = [], []
     for file in _files(folder):
-        # The features come from magika's own code, which has no public name for it. None: it needs no model to tell.
+        # The features come from magika's own code, in a function without a public name. None: no model is needed.
         _, features = own._get_result_or_features_from_path(file)  # noqa: SLF001 - see above
         if features is not None:
             files.append(file)
@@ -59,7 +59,7 @@ def model(folder: Path, rate: float) -> RealModel:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Walk a folder's own files, those of every kind soon: the n-th file of each suffix before any (n+1)-th."""
+    """Walk a folder's own files, with all suffixes early: the n-th file of each suffix before any (n+1)-th."""
     by_suffix: dict[str, list[Path]] = {}
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")

@@ -1,6 +1,6 @@
-"""The same overload on a real engine for language models, without the gate and with it: ``make demo-llm``.
+"""The same overload on a real LLM engine, without the gate and with it: ``make demo-llm``.
 
-The model has random weights and is made here; OpenVINO GenAI computes it on a CPU. Real processes and requests.
+The model has random weights and is created here; OpenVINO GenAI computes it on a CPU. Real processes and requests.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ SLO = Slo(2.0, 0.1)
 """Seconds to the first token, and per further token."""
 TARGETS = {"ttft": {"p99": "2s"}, "tpot": {"p99": "100ms"}}
 OVERLOAD = 1.6
-"""Offered load over what the engine answers when it always has 16 requests."""
+"""Offered load, relative to the engine's answers per second when it always has 16 requests."""
 WARM_UP = 8.0
-"""Seconds in which the gate learns; they are in the picture, not in the figures."""
+"""Seconds in which the gate learns; the plot includes them, the figures do not."""
 STOPPED = 130
 
 
 class Arm(NamedTuple):
-    """One way to serve the load, and what came of it."""
+    """One way to serve the load, and its results."""
 
     name: str
     recording: StreamRecording
@@ -58,7 +58,7 @@ class Arm(NamedTuple):
 
 
 async def run(folder: Path, screen: Screen, seconds: float, size: str) -> list[Arm]:
-    """Show both; raises ``DemoError`` where something is not as it should be."""
+    """Show both; raises ``DemoError`` if something is wrong."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -86,7 +86,7 @@ async def run(folder: Path, screen: Screen, seconds: float, size: str) -> list[A
 
 
 async def _live(name: str, generator: StreamGenerator, sidecar: Running, screen: Screen, seconds: float) -> Arm:
-    """Serve the load, and show what is under way meanwhile."""
+    """Serve the load, and show the progress."""
     with screen.load(seconds) as moved:
 
         async def watch() -> None:
@@ -134,7 +134,7 @@ def table(arms: list[Arm]) -> Table:
 
 
 def draw(path: Path, arms: list[Arm]) -> None:
-    """Draw every answer: when its request came, its time to the first token, and its time per token."""
+    """Draw every answer: its arrival, its time to the first token, and its time per token."""
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(2, len(arms), figsize=(10.5, 5.6), layout="constrained", sharex=True, sharey="row")
         for column, (name, recording, report) in enumerate(arms):

@@ -1,4 +1,4 @@
-"""Load on several servers at once, watched while it runs, and reports on parts of it."""
+"""Load on several servers at once, with polls while it runs, and reports on parts of it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ TIMEOUT = 5.0
 """Seconds after which a client gives up."""
 
 CONNECTIONS = 192
-"""Requests one client sends at once: an overloaded server is left with a bounded queue, as real pools leave it."""
+"""Requests one client sends at once: this bounds an overloaded server's queue, as real connection pools do."""
 
 STALL = 0.05
-"""Seconds that a pause of this host must last to be told of: shorter ones hardly move a p99 of 250 ms."""
+"""Least duration in seconds of a reported pause of this host: shorter ones hardly move a p99 of 250 ms."""
 
 TICK = 0.5
-"""Seconds between two looks at the servers."""
+"""Seconds between two polls of the servers."""
 
 
 class Aim(NamedTuple):
-    """Whom a load goes to, by V2 with binary tensors."""
+    """The target of a load, by V2 with binary tensors."""
 
     server: Running
     model: str
@@ -40,7 +40,7 @@ class Aim(NamedTuple):
 
 
 class Keeping(LoadGenerator):
-    """Keeps every good answer, to be checked when there is time for it."""
+    """Keeps every good answer, to be checked later."""
 
     def __init__(self, pool: Pool, aim: Aim, due: Sequence[float]) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class Keeping(LoadGenerator):
             due,
             protocol="v2-binary",
             timeout=TIMEOUT,
-            headers=[(b"x-carpool-debug", b"1")],  # the answer says how many were batched with it
+            headers=[(b"x-carpool-debug", b"1")],  # the answer has the size of its batch
             verify=False,
         )
         self.answers: list[tuple[int, Headers, bytes]] = []
@@ -61,7 +61,7 @@ class Keeping(LoadGenerator):
 
 
 class Driven(NamedTuple):
-    """What a load came to: by request, and the good answers as (place in ``due``, headers, body)."""
+    """The results of a load: by request, and the good answers as (place in ``due``, headers, body)."""
 
     recording: Recording
     answers: list[tuple[int, Headers, bytes]]
@@ -70,7 +70,8 @@ class Driven(NamedTuple):
 async def drive(aims: Sequence[Aim], due: Sequence[float], look: Callable[[float], Awaitable[None]]) -> list[Driven]:
     """Send a request to each aim at each of the due times (seconds from now).
 
-    ``look`` is called with the seconds since the start, every ``TICK`` and at the end; what it raises ends all.
+    ``look`` is called with the seconds since the start, every ``TICK`` and at the end; an exception from it ends
+    everything.
     """
     loop = asyncio.get_running_loop()
     pools = [Pool(*_place(aim.server.address), max_connections=CONNECTIONS, shared=False) for aim in aims]

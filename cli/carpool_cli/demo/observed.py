@@ -1,4 +1,4 @@
-"""What a sidecar says of itself, as this demonstration reads it."""
+"""A sidecar's reports, as this demonstration reads them."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ if TYPE_CHECKING:
 
 
 class Look(NamedTuple):
-    """A sidecar at one moment, ``at`` seconds from the start of the load."""
+    """A sidecar's state at one moment, ``at`` seconds from the start of the load."""
 
     at: float
     stats: Stats
     parameters: Parameters
     times: list[float] | None
-    """Seconds a batch of so many rows takes, as far as it is known."""
+    """Batch latency in seconds by rows, as far as known."""
     cpu: float
-    """Seconds of CPU its process has had."""
+    """CPU seconds of its process."""
 
 
 class Count(NamedTuple):
-    """A device at one moment, ``at`` seconds from the start: what it computed so far."""
+    """A device's counts at one moment, ``at`` seconds from the start."""
 
     at: float
     rows: int
     batches: int
     seconds: float
-    """Sum of t(rows) over its batches, by its profile."""
+    """Sum of the profile's latency over its batches."""
     busy: float = 0.0
-    """As the device counted them itself."""
+    """As counted by the device."""
 
 
 class Choice(NamedTuple):
-    """What a sidecar ran with at one moment."""
+    """A sidecar's parameters at one moment."""
 
     at: float
     parameters: Parameters
     busy: float = 0.0
-    """Seconds with a batch in flight that it had counted by then."""
+    """Seconds with a batch in flight, counted until then."""
 
 
 class Span(NamedTuple):
-    """Between two looks at a model."""
+    """The counts of a model between two polls."""
 
     requests: int
     device_time: float
     """Seconds with a batch in flight, per request served."""
     cpu: float
-    """Seconds of CPU per request served, parsing and all; 0 where the system does not tell."""
+    """CPU seconds per served request, including parsing; 0 if the system does not report them."""
     busy: float
     """Share of the time with a batch in flight."""
     mean_batch: float
 
     @property
     def cost(self) -> float:
-        """Seconds per request of what neighbours on a busy machine change least: CPU, where that is known."""
+        """Seconds per request by the measure that other programs on a busy machine affect least: CPU, where known."""
         return self.cpu or self.device_time
 
 
 async def look(admin: Client, sidecar: Running, model: str, at: float) -> Look | None:
-    """Look at a model's sidecar; ``None`` before its first request."""
+    """Read a model's sidecar; ``None`` before its first request."""
     document: dict[str, Any] = await admin.get("/v1/stats")
     lane = document["lanes"].get(model)
     if lane is None:
@@ -80,10 +80,10 @@ async def look(admin: Client, sidecar: Running, model: str, at: float) -> Look |
 
 
 def between(first: Look, last: Look, model: str) -> Span:
-    """Return what was counted between two looks."""
+    """Return the counts between two polls."""
     counted = last.stats.since(first.stats)
     stats = counted.models[model]
-    # Cells that suppose a number of executors count the same batches again.
+    # Cells for a server concurrency above 1 count the same batches again.
     batches = sum(cell[4] for cell in stats.cells if cell[3] == 0)
     rows = sum(cell[1] * cell[4] for cell in stats.cells if cell[3] == 0)
     served = max(stats.served, 1)
@@ -97,7 +97,7 @@ def between(first: Look, last: Look, model: str) -> Span:
 
 
 async def decisions(sidecar: Client) -> list[tuple[float, str, str, bool]]:
-    """Return what was decided: (seconds since the epoch, reason, message, whether anything changed)."""
+    """Return the decisions: (seconds since the epoch, reason, message, whether anything changed)."""
     document = await sidecar.get("/v1/explain")
     return [
         (one["at"], one["decision"]["reason"], one["decision"]["message"], one["decision"]["change"])

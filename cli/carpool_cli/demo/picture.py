@@ -1,4 +1,4 @@
-"""The figures at the end, as a picture: a column for each way to batch, one scale a row."""
+"""The final figures as a plot: a column for each way to batch, one scale per row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from carpool_cli.demo.real_models import Outcome
 
 WINDOW = 2.0
-"""Seconds a point of the curves sums up."""
+"""Seconds per point of the curves."""
 
 INK, GREY, RED, BLUE = "#222222", "#9a9a9a", "#c8553d", "#3d5a80"
 STYLE: Any = {
@@ -45,7 +45,7 @@ COLORS = ("#8d99ae", "#7a5c99", "#e09f3e", "#2a7f62")
 
 
 def draw(path: Path, day: Day, outcomes: Sequence[Outcome]) -> None:
-    """Draw the day, Carpool's choices, and what batching is worth to the real models."""
+    """Draw the day, Carpool's parameters, and what batching saves for the real models."""
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(14.5, 9.2), layout="constrained")
         grid = figure.add_gridspec(4, 4, height_ratios=(1, 1, 1, 1.05))
@@ -53,7 +53,7 @@ def draw(path: Path, day: Day, outcomes: Sequence[Outcome]) -> None:
         for axes, arm, color in zip(columns, day.arms, COLORS, strict=True):
             axes[0].set_title(arm.name, fontsize=12, fontweight="bold", color=color, loc="left")
             _arm(axes, arm, day, color)
-        # One scale a row, with room above for the words (more of it where the scale is logarithmic).
+        # One scale per row, with room above for the text (more of it if the scale is logarithmic).
         for row, room in enumerate((1.3, 2.0, 1.2)):
             top = max(column[row].get_ylim()[1] for column in columns)
             for column in columns:
@@ -71,7 +71,7 @@ def draw(path: Path, day: Day, outcomes: Sequence[Outcome]) -> None:
         drawn = BytesIO()
         figure.savefig(drawn, dpi=110)
         plt.close(figure)
-    # Few colors are used: a palette makes a third of the bytes.
+    # Few colors are used: a palette reduces the file to a third.
     with Image.open(drawn) as image:
         image.convert("RGB").quantize(128).save(path, optimize=True)
 
@@ -90,7 +90,7 @@ def _arm(axes: Sequence[Axes], arm: Arm, day: Day, color: str) -> None:
         good.append(sum(seconds <= SLO for seconds in took) / WINDOW)
         p50.append(found.p50 * 1e3 if found else float("nan"))
         p99.append(found.p99 * 1e3 if found else float("nan"))
-    # 1. What was asked, and what of it was answered in time.
+    # 1. The load, and the requests answered in time.
     rate.fill_between(middles, asked, color=RED, alpha=0.25, linewidth=0, label="asked, and missed")
     rate.fill_between(middles, good, color="white", linewidth=0)
     rate.fill_between(middles, good, color=color, alpha=0.55, linewidth=0, label="answered in time")
@@ -100,7 +100,7 @@ def _arm(axes: Sequence[Axes], arm: Arm, day: Day, color: str) -> None:
         rate.legend(frameon=False, fontsize=8, loc="upper left", borderaxespad=0)
     rate.text(0.99, 0.95, f"{arm.whole.report.good_share:.1%} in time", transform=rate.transAxes, ha="right", va="top",
               fontsize=10, fontweight="bold", color=color)  # fmt: skip
-    # 2. How long it took.
+    # 2. Latency.
     latency.set_yscale("log")
     latency.axhline(SLO * 1e3, color=RED, linewidth=1, linestyle="--")
     latency.text(day.seconds, SLO * 1e3 * 1.1, "SLO", color=RED, ha="right", va="bottom", fontsize=8)
@@ -114,7 +114,7 @@ def _arm(axes: Sequence[Axes], arm: Arm, day: Day, color: str) -> None:
     latency.set_ylim(bottom=10)
     latency.yaxis.set_major_formatter(lambda value, _: f"{value / 1e3:g} s" if value >= 1e3 else f"{value:g} ms")
     latency.yaxis.set_minor_formatter(NullFormatter())
-    # 3. What it cost.
+    # 3. Cost.
     marks = [
         0,
         *(next((i for i, c in enumerate(arm.counts) if c.at >= start), len(arm.counts) - 1) for start in starts[1:]),
@@ -148,7 +148,7 @@ def _choices(axes: Axes, day: Day) -> None:
 
 
 def _models(axes: Axes, outcomes: Sequence[Outcome]) -> None:
-    """Draw what a row costs in company, relative to one alone, and where Carpool's load came out."""
+    """Draw the cost of a row in a batch, relative to a single one, and the result under Carpool's load."""
     for outcome, color in zip(outcomes, (BLUE, COLORS[2]), strict=True):
         curve = outcome.direct
         relative = [curve.per_row(rows) / curve.per_row(1) for rows in curve.sizes]

@@ -1,4 +1,4 @@
-"""The processes of a demonstration: each started with its log in a file, all of them ended with it."""
+"""The processes of a demonstration: each starts with its log in a file, and all end with the demonstration."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Headers
 
 STARTING = 60.0
-"""Seconds a process may take until it serves: this machine may be busy, and a model of 100 MB has to be read."""
+"""Seconds a process may take until it serves: this machine may be busy, and must read a model of 100 MB."""
 
 ENDING = 15.0
 """Seconds a process may take to end before it is killed."""
 
 
 class DemoError(Exception):
-    """Why the demonstration can't go on, for the one who started it."""
+    """Why the demonstration can't go on, for its user."""
 
 
 class Client:
-    """Asks one server for JSON documents."""
+    """Requests JSON documents from one server."""
 
     def __init__(self, address: str) -> None:
-        """Connect to ``address``, host:port, when first asked."""
+        """Connect to ``address``, host:port, at the first request."""
         host, _, port = address.rpartition(":")
         self._pool = Pool(host, int(port), max_connections=2)
 
     async def get(self, path: str) -> Any:  # noqa: ANN401 - whatever the document says
-        """Return what a path answers, decoded.
+        """Return the decoded answer of a path.
 
-        Raises ``DemoError`` for anything but a 200.
+        Raises ``DemoError`` for any status but 200.
         """
         answer = _Answer(path)
         head = encode_request_head(b"GET", path.encode(), [(b"host", self._pool.authority)])
@@ -66,7 +66,7 @@ class _Answer:
 
     def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:  # noqa: ARG002 - a receiver's signature
         if self.body.done():
-            return  # nobody waits any more
+            return  # the caller does not wait any more
         if status == 200:
             self.body.set_result(bytes(body))
         else:
@@ -80,7 +80,7 @@ class _Answer:
 
 
 class Running(NamedTuple):
-    """A process that serves: where, where its admin port is (the data port's, where it has none)."""
+    """A serving process: its address, and its admin port's (the data port's, if it has none)."""
 
     name: str
     address: str
@@ -90,17 +90,18 @@ class Running(NamedTuple):
     process: subprocess.Popen[bytes]
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time it has had, to 10 ms; 0 where the system has no /proc to tell."""
+        """Return its CPU time, to 10 ms; 0 if the system has no /proc."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
         except OSError:
             return 0.0
-        # utime and stime are the 14th and 15th field; the second, its name, may hold anything, and ends with the ")".
+        # utime and stime are the 14th and 15th field; the second, the name, may contain anything, and ends with the
+        # ")".
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Processes:
-    """Starts processes and, when left, ends them: by SIGTERM, and by force if that is not heeded."""
+    """Starts processes and ends them on exit: by SIGTERM, and by force if one ignores that."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -140,7 +141,7 @@ class Processes:
         return Running(name, where["data"], where["admin"], path, process)
 
     async def configure(self, sidecar: Running, config: dict[str, Any]) -> None:
-        """Write another configuration for a running sidecar, and wait until it has taken it."""
+        """Write another configuration for a running sidecar, and wait until it is applied."""
         client = Client(sidecar.admin)
         deadline = time.monotonic() + STARTING
         try:
@@ -168,14 +169,14 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # the terminal's Ctrl-C is for us; we end the others
+                start_new_session=True,  # the terminal's Ctrl-C is for this process, which ends the others
             )
         self._started.append((name, process, log))
         return log, process
 
     async def _said(self, log: Path, pattern: str) -> re.Match[str]:
         deadline = time.monotonic() + STARTING
-        # Some lines of a local file: reading them takes no longer than a switch to a thread.
+        # Some lines of a local file: reading them takes no longer than switching to a thread.
         while (found := re.search(pattern, _text(log), re.MULTILINE)) is None:
             self.check()
             if time.monotonic() > deadline:

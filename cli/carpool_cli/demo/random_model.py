@@ -1,7 +1,7 @@
-"""A language model of random weights, as a GGUF file: a Llama that speaks syllables. Nothing has to be downloaded.
+"""A language model of random weights, as a GGUF file: a Llama that generates syllables. Nothing has to be downloaded.
 
-``python -m carpool_cli.demo.random_model OUT [SIZE]``. It costs what a trained model of its size costs, and means
-nothing. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+``python -m carpool_cli.demo.random_model OUT [SIZE]``. It costs as much as a trained model of its size, and its output
+is meaningless. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Size(NamedTuple):
-    """How large a model is; its heads have 64 values each, half as many for keys and values."""
+    """Size of a model; its heads have 64 values each, half as many for keys and values."""
 
     width: int
     layers: int
@@ -34,11 +34,11 @@ SIZES = {"tiny": Size(128, 2, 256), "small": Size(384, 6, 1024), "medium": Size(
 """0.5 MB, 20 MB, 100 MB."""
 
 CONSONANTS, VOWELS = "bdfgklmnprstvwz", "aeiou"
-"""Of the syllables that are its tokens, with a blank before them and without."""
+"""Letters of the syllables that are its tokens, with and without a leading blank."""
 
 HEAD = 64
 SHARP = 6.0
-"""Standard deviation of the logits: enough that what has logit 0 is hardly ever drawn."""
+"""Standard deviation of the logits: so large that a token with logit 0 is hardly ever drawn."""
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
@@ -52,8 +52,8 @@ _NORMAL, _CONTROL = 1, 3
 def write(path: Path, size: Size, *, seed: int = 0, every_byte: bool = False, ends: bool = False) -> None:
     """Write the file.
 
-    ``every_byte``: it says single bytes, too, so that its text has broken characters. ``ends``: it may end an answer;
-    otherwise answers are as long as is asked.
+    ``every_byte``: it generates single bytes, too, so that its text has broken characters. ``ends``: it may end an
+    answer; otherwise answers have the requested length.
     """
     rng = np.random.default_rng(seed)
     tokens, merges = vocabulary()
@@ -140,7 +140,7 @@ def _tensors(
         yield prefix + "ffn_down.weight", drawn(width, size.feed_forward)
     yield "output_norm.weight", ones
     output = drawn(tokens, width) * np.float16(SHARP)
-    # Rows of zeros have logit 0 always, and others far more.
+    # Rows of zeros always have logit 0, and others far more.
     if not every_byte:
         output[:256] = 0
     output[-2] = 0

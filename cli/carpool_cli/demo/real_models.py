@@ -1,4 +1,4 @@
-"""Real models in a sidecar: one request a batch, then nothing but a p99, and every answer checked."""
+"""Real models in a sidecar: first single requests, then tuned for a p99, with every answer checked."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ if TYPE_CHECKING:
     from carpool_cli.profiling.arrays import Array, Arrays
 
 SLO = 0.15
-"""Room for a shared CPU's pauses, whose misses say nothing of batching. With much more, a batch waits so long that what
-waking up costs a lone request, and not the model, decides: 8 % of wall time in a batch of 8, none of CPU time."""
+"""Allows for a shared CPU's pauses, whose misses show nothing about batching. With a much longer SLO, a batch waits so
+long that the cost of waking up decides, and not the model: 8 % of wall time in a batch of 8, none of CPU time."""
 TOLERANCE = 1e-3
-"""Absolute, on outputs of the order of 1. What float32 sums come to depends on whether a row is alone: onnxruntime's
-own batches of `magika`, called directly, differ from single rows by up to 2.85e-3 on files of this repository, and from
-each other by 2.4e-7. So an answer computed in company is compared with one computed in company."""
+"""Absolute, on outputs of the order of 1. float32 sums depend on whether a row is alone: onnxruntime's own batches of
+`magika`, called directly, differ from single rows by up to 2.85e-3 on files of this repository, and from each other by
+2.4e-7. So a batched answer is compared with a batched one."""
 
 SHOWN = 10
-"""Changes of parameters that are printed, the latest."""
+"""Most changes of parameters that are printed, the latest ones."""
 
 SAID = 12
-"""Answers that are printed."""
+"""Most answers that are printed."""
 
 SIZES = (1, 2, 4, 8, 16, 32)
-"""Batches that are timed without a sidecar, to know what batching is worth here."""
+"""Batch sizes that are timed without a sidecar, to measure what batching saves here."""
 
 ROUNDS = 6
-"""How often each is timed, where there is time for it."""
+"""Repetitions of each, if there is time for them."""
 
 ONE_BY_ONE = {"parameters": {"*": {"maxBatch": 1, "maxWait": "0s", "maxInFlight": 1, "passThrough": False}}}
 
 
 class RealModel(NamedTuple):
-    """An ONNX file, requests of one row each, and what it answers to them when asked directly."""
+    """An ONNX file, requests of one row each, and its answers when called directly."""
 
     name: str
     title: str
@@ -68,18 +68,18 @@ class RealModel(NamedTuple):
     inputs: Sequence[Arrays]
     """One row each."""
     requests: Sequence[Request]
-    """The same to be sent."""
+    """The same inputs as requests."""
     expected: Sequence[Array]
     in_company: Sequence[Array]
-    """The same, of each row in a batch with itself."""
+    """The same answers, of each row in a batch with itself."""
     words: Sequence[tuple[str, str]]
-    """What was asked about and what the answer means, request by request; none where answers are numbers only."""
+    """Each request's subject and the meaning of its answer; empty if answers are only numbers."""
     rate: float
     """Requests per second to be sent."""
 
 
 class Stretch(NamedTuple):
-    """A part of a load; ``how`` it was batched most of that time."""
+    """A part of a load; ``how`` its requests were batched most of that time."""
 
     how: str
     span: Span
@@ -87,7 +87,7 @@ class Stretch(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What was seen of one model."""
+    """The results of one model."""
 
     model: RealModel
     direct: ServiceTime
@@ -97,21 +97,21 @@ class Outcome(NamedTuple):
 
     @property
     def worth(self) -> float:
-        """How many times as much a row costs alone as in the best batch, timed without a sidecar."""
+        """Cost of a single row relative to one in the best batch, timed without a sidecar."""
         return self.direct.per_row(1) / min(self.direct.per_row(rows) for rows in self.direct.sizes)
 
 
 def direct(path: Path, inputs: Sequence[Arrays], output: str, *, copies: int = 1) -> list[Array]:
-    """Run an ONNX file on each of the inputs, ``copies`` of it in a batch, without anything between."""
+    """Run an ONNX file on each of the inputs, ``copies`` of it in a batch, without a sidecar."""
     session = _session(path)
     batches = ({name: np.concatenate([row] * copies) for name, row in one.items()} for one in inputs)
     return [session.run([output], batch)[0][0] for batch in batches]
 
 
 def worth(path: Path, inputs: Sequence[Arrays], seconds: float) -> ServiceTime:
-    """Time batches of an ONNX file, without anything between, for about ``seconds``: the least of many rounds.
+    """Time batches of an ONNX file, without a sidecar, for about ``seconds``: the minimum of many rounds.
 
-    In CPU time: on a busy machine a long batch is interrupted every time, and would seem to be dear.
+    In CPU time: on a busy machine a long batch is interrupted every time, and would seem expensive.
     """
     session = _session(path)
     runs, cold = {}, {}
@@ -135,7 +135,7 @@ def _session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime has no types
 async def show(
     model: RealModel, processes: Processes, screen: Screen, before_seconds: float, after_seconds: float
 ) -> Outcome:
-    """Serve a model one by one, then tuned; return what was seen.
+    """Serve a model with single requests, then tuned; return the results.
 
     Raises ``DemoError`` for a wrong answer.
     """
@@ -187,7 +187,7 @@ async def show(
 
 
 def _prices(timed: ServiceTime, seen: Look, model: str) -> Table:
-    """Lay what was timed directly beside what the sidecar learned from its own batches."""
+    """Compare the direct timings with the latencies that the sidecar learned from its own batches."""
     learned = seen.times or []  # none: nothing was learned yet
     largest = min(max(cell[1] for cell in seen.stats.models[model].cells), len(learned) - 1)
     table = Table(box=None, padding=(0, 1), show_header=False)
@@ -223,7 +223,7 @@ async def _stretch(
 
 
 def _seen(model: str, driven: Driven, looks: Sequence[Look], start: float, stop: float) -> Stretch:
-    # From the last look before it: the window begins there, so that it is never empty.
+    # From the last poll before it: the window begins there, so that it is never empty.
     window = looks[max(sum(seen.at <= start for seen in looks) - 1, 0) :]
     ways = Counter(seen.parameters.describe() for seen in window).most_common()
     how = ways[0][0] if len(ways) == 1 else f"{ways[0][0]} (mostly)"
@@ -231,7 +231,7 @@ def _seen(model: str, driven: Driven, looks: Sequence[Look], start: float, stop:
 
 
 async def _explain(client: Client, screen: Screen, since: float) -> None:
-    """Print the changes and the last word."""
+    """Print the changes and the last decision."""
     taken = await decisions(client)
     screen.step("the tuner's own account (/v1/explain)")
     changes = [one for one in taken if one[3]]
@@ -243,7 +243,7 @@ async def _explain(client: Client, screen: Screen, since: float) -> None:
 
 
 def _check(model: RealModel, driven: Driven) -> tuple[int, int, float]:
-    """Compare every answer with the direct one; return how many, how many were batched, and the largest difference."""
+    """Compare every answer with the direct one; return the counts of all and of batched ones, and the worst error."""
     furthest, merged = 0.0, 0
     for index, headers, body in driven.answers:
         which = index % len(model.requests)
@@ -251,7 +251,7 @@ def _check(model: RealModel, driven: Driven) -> tuple[int, int, float]:
         scores = from_tensors(answer.tensors)[model.output][0]
         batched = find(headers, b"x-carpool-batch-size") not in {None, b"1"}
         off = float(np.abs(scores - (model.in_company if batched else model.expected)[which]).max())
-        # Not `off > TOLERANCE`: NaN is no agreement.
+        # Not `off > TOLERANCE`: NaN must not count as equal.
         if not off <= TOLERANCE or scores.argmax() != model.expected[which].argmax():
             raise DemoError(f"{model.name}: the answer to request {index} is off by {off:g}, tolerance {TOLERANCE:g}")
         furthest = max(furthest, off)

@@ -1,4 +1,4 @@
-"""Whether `carpool savings` is right: its forecast of what is in force, and what the device counted."""
+"""Checks `carpool savings`: its forecast for the present parameters against the device's count."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from carpool_cli.live.running import Running
 
 SHORTEST = 4.0
-"""Seconds with one setting and load from which the two are compared: 640 requests at noon."""
+"""Least seconds with one setting and load for a comparison: 640 requests at noon."""
 
 
 class Compared(NamedTuple):
     """Device seconds per hour."""
 
     seconds: float
-    """For which they were counted."""
+    """The duration of the counts."""
     counted: float
     """By the device itself."""
     forecast: float
@@ -40,11 +40,11 @@ class Compared(NamedTuple):
 
     @property
     def error_of_seen(self) -> float:
-        """Of the forecast against the sidecar's count, which it is made from."""
+        """Of the forecast against the sidecar's count, from which it is made."""
         return self.forecast / self.seen - 1
 
     def in_words(self) -> str:
-        """Say what was forecast, and what was counted as far as it is known."""
+        """Describe the forecast, and the counts as far as known."""
         sidecar = f"The sidecar counted {self.seen:,.0f} ({self.error_of_seen:+.1%}), the" if self.seen else "The"
         return (
             f"of what was in force longest, {self.seconds:.0f} s, the forecast is {self.forecast:,.0f} device seconds "
@@ -57,7 +57,7 @@ def compare(
 ) -> Compared | None:
     """Compare where one setting lasted longest between two ``edges``, seconds of the day at which the load changes.
 
-    ``None`` where none lasted for long enough. Raises ``DemoError``.
+    ``None`` if none lasted for long enough. Raises ``DemoError``.
     """
     changes = [after.at for before, after in pairwise(choices) if before.parameters != after.parameters]
     ends = sorted({*edges, *(at for at in changes if edges[0] < at < edges[-1])})
@@ -82,7 +82,7 @@ def _seen(choices: Sequence[Choice], within: Sequence[Count]) -> float:
 
 
 def compared(found: Running, counts: Sequence[Count], ago: float = 0.0, seen: float = 0.0) -> Compared | None:
-    """Compare what was counted, up to ``ago`` seconds before now, with the forecast for the arrivals of that time.
+    """Compare the counts, up to ``ago`` seconds before now, with the forecast for the arrivals of that time.
 
     ``seen``: device seconds per hour that the sidecar counted meanwhile.
     """

@@ -1,4 +1,4 @@
-"""What a demonstration says while it runs: steps with their times, and a bar for each load."""
+"""A demonstration's output while it runs: steps with their times, and a bar for each load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """Where people read; a file or a pipe gets the same lines without the bars."""
+    """Output for users; a file or a pipe gets the same lines without the bars."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False, width=None if Console().is_terminal else 140)
@@ -26,16 +26,16 @@ class Screen:
         self.console.rule(f"[bold]{text}[/]", align="left")
 
     def step(self, text: str) -> None:
-        """Say what is done next."""
+        """Print the next step."""
         self.console.print(f"[dim]{time.monotonic() - self._started:5.0f}s[/]  {text}", soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Say something about the step."""
+        """Print a note on the step."""
         self.console.print(f"        {text}", soft_wrap=True)
 
     @contextmanager
     def load(self, seconds: float) -> Iterator[Callable[[float, str], None]]:
-        """Show a bar; it is moved by calls with the seconds passed and what there is to say."""
+        """Show a bar; calls update it with the seconds passed and a text."""
         columns = (TextColumn("       "), BarColumn(30), TimeRemainingColumn(), TextColumn("[cyan]{task.description}"))
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
             bar = progress.add_task("", total=seconds)

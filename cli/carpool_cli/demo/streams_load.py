@@ -1,4 +1,4 @@
-"""Load for the model of `random_model`: requests of many lengths, at a rate, or always so many at once."""
+"""Load for the model of `random_model`: requests of many lengths, at a rate, or with a fixed concurrency."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def body(asked: Lengths, rng: random.Random, **more: object) -> bytes:
 
 
 async def at_once(host: str, port: int, clients: int, seconds: float, seed: int) -> float:
-    """Return the answers per second to so many clients. Each asks again at once.
+    """Return the answers per second with a number of clients. Each sends its next request at once.
 
-    The first third of the time does not count: until then few answers end, since all requests begin together.
+    The first third of the time does not count: until then few answers end, because all requests begin together.
     """
     rng = random.Random(seed)  # noqa: S311 - load, not secrets
     done, stop = 0, time.monotonic() + seconds
@@ -79,7 +79,7 @@ def arrivals(host: str, port: int, rate: float, seconds: float, seed: int) -> St
 
 
 async def offered(generator: StreamGenerator, seconds: float) -> StreamRecording:
-    """Send them; clients whose answers have not ended ``ENDING`` seconds after the last leave."""
+    """Send them; clients without a complete answer ``ENDING`` seconds after the last request disconnect."""
     stop = asyncio.get_running_loop().call_later(seconds + ENDING, generator.stop)
     try:
         return await generator.run()

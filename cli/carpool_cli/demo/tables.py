@@ -1,4 +1,4 @@
-"""The figures at the end, as tables, and what they come to in a few lines."""
+"""The final figures as tables, with a summary in a few lines."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from carpool_cli.load.report import Percentiles, Report
 
 NEXT_TO_NOTHING = 1.1
-"""Worth of batching below which it is called that: rows that cost a tenth less do not pay for a wait."""
+"""Saving by batching below which it counts as negligible: a tenth less per row does not pay for a wait."""
 
 
 def of_models(outcomes: Sequence[Outcome]) -> Table:
-    """Two lines a model: one by one, and tuned."""
+    """Two lines per model: single requests, and tuned."""
     table = _table("Real models on this CPU, one core")
     for name in (
         "requests/s",
@@ -81,7 +81,7 @@ def of_day(day: Day) -> Table:
 
 
 def notes(day: Day) -> tuple[str, ...]:
-    """Return how the tables are to be read."""
+    """Return notes on how to read the tables."""
     fixed = ", ".join(f"{name} {value}" for name, value in FIXED.items())
     device = day.device.name.partition(",")[0]
     return (
@@ -107,7 +107,7 @@ def notes(day: Day) -> tuple[str, ...]:
 
 
 def verdicts(day: Day, outcomes: Sequence[Outcome]) -> list[str]:
-    """Return what it all comes to, a line each."""
+    """Return the conclusions, a line each."""
     lines = []
     for outcome in outcomes:
         before, after = outcome.before.span, outcome.after.span
@@ -124,7 +124,7 @@ def verdicts(day: Day, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _of_day(day: Day) -> list[str]:
-    """Say what the objective came to: latency at the quietest part of the day, room on the device at the busiest."""
+    """Describe the objective's result: latency at the quietest part of the day, free device time at the busiest."""
     direct, zero_wait, _, ours = day.arms
     quiet = min(range(len(day.hours)), key=lambda number: day.hours[number][1])
     rush = max(range(len(day.hours)), key=lambda number: day.hours[number][1])
@@ -159,7 +159,7 @@ def _table(title: str) -> Table:
 
 
 def _labels(hour: Hour) -> tuple[str, str, str, str]:
-    """Say beside its four rows what a part of the day was: its name, what was asked, how this host stalled."""
+    """Label a part of the day beside its four rows: its name, its load, this host's pauses."""
     return hour.name, f"{hour.report.intended_rate:.0f}/s asked", _stalls(hour.report), ""
 
 

@@ -1,4 +1,4 @@
-"""A wide ranking tower in ONNX, made on the spot: so many weights that one request pays for reading them."""
+"""A wide ranking tower in ONNX, generated here: so many weights that reading them dominates one request."""
 
 from __future__ import annotations
 

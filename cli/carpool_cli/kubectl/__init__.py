@@ -1,1 +1,1 @@
-"""``kubectl carpool``: what the operator decided, for people with a cluster."""
+"""``kubectl carpool``: shows the operator's decisions to users of a cluster."""

@@ -1,4 +1,4 @@
-"""The cluster, through ``kubectl``; what it answers to a failure becomes one line that names the fix."""
+"""Accesses the cluster through ``kubectl``; each failure becomes one line with the fix."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 RESOURCE = f"{PLURAL}.{GROUP}"
-"""By its full name: a short one may be somebody else's."""
+"""The full name: another resource may have the same short one."""
 
 PAUSED = PREFIX + "paused"
-"""Annotation of a policy whose parameters are to stay."""
+"""Annotation of a policy whose parameters must not change."""
 
 PATIENCE = "20s"
-"""How long the API server has for one answer."""
+"""Timeout of one request to the API server."""
 
 
 class NotFoundError(click.ClickException):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class NoKindError(click.ClickException):
-    """The cluster knows no such kind of object."""
+    """The cluster has no such kind of object."""
 
 
 class ForbiddenError(click.ClickException):
-    """One may not; ``line`` is what the server says, without what to do about it."""
+    """Access is denied; ``line`` is the server's message, without the fix."""
 
     def __init__(self, line: str) -> None:
         self.line = line
@@ -45,7 +45,7 @@ class ForbiddenError(click.ClickException):
 
 
 class AwayError(click.ClickException):
-    """An API that another server serves is away; ``printed`` is what kubectl printed of all others."""
+    """An aggregated API is not available; ``printed`` is kubectl's output about all others."""
 
     def __init__(self, line: str, printed: str) -> None:
         self.printed = printed
@@ -53,7 +53,7 @@ class AwayError(click.ClickException):
 
 
 def _rights(line: str) -> Iterator[str]:
-    """Yield what to ask for; nothing where it is no right that is missing, but room."""
+    """Yield the rights to ask for; nothing if no right is missing, but room in a quota."""
     asked = re.search(r'cannot (\w+) resource "([^"]+)"', line)
     if RESOURCE in line:
         yield (
@@ -67,24 +67,24 @@ def _rights(line: str) -> Iterator[str]:
 
 
 class Cluster(NamedTuple):
-    """Which cluster and namespace; ``None`` is kubectl's own choice."""
+    """The cluster and namespace; ``None`` is kubectl's default."""
 
     namespace: str | None = None
     context: str | None = None
     kubeconfig: str | None = None
 
     def within(self, outer: Cluster) -> Cluster:
-        """Return it with what it leaves open taken from ``outer``."""
+        """Return it, completed with values of ``outer``."""
         return Cluster(*(mine if mine is not None else theirs for mine, theirs in zip(self, outer, strict=True)))
 
     def flags(self) -> str:
-        """Write what a person adds to a command that is to reach the same place."""
+        """Return the flags with which a command reaches the same cluster."""
         return "".join(f" {flag} {value}" for flag, value in zip(_FLAGS, self, strict=True) if value is not None)
 
     def run(self, *arguments: str, text: str = "") -> str:
-        """Run kubectl and return what it prints; ``text`` is what it reads.
+        """Run kubectl and return its output; ``text`` is its input.
 
-        Raises ``click.ClickException`` naming the fix; ``NotFoundError`` where there is no such object.
+        Raises ``click.ClickException`` with the fix; ``NotFoundError`` if the object does not exist.
         """
         program = shutil.which("kubectl")
         if program is None:
@@ -109,7 +109,7 @@ class Cluster(NamedTuple):
     def get(self, name: str) -> dict[str, Any]:
         """Return a policy as the server writes it.
 
-        Raises ``click.ClickException`` with the names that are near where there is none.
+        Raises ``click.ClickException`` with similar names if there is none.
         """
         try:
             return read_object(self.run("get", RESOURCE, name, "--output=json"))
@@ -117,7 +117,7 @@ class Cluster(NamedTuple):
             raise NotFoundError(self._missing(name, self.names())) from None
 
     def items(self, resource: str, *arguments: str, everywhere: bool = False) -> list[dict[str, Any]]:
-        """Return the objects of a kind, of the namespace or of all.
+        """Return the objects of a kind, of the namespace or of all namespaces.
 
         Raises ``click.ClickException``.
         """
@@ -127,7 +127,7 @@ class Cluster(NamedTuple):
         return found
 
     def list(self, *, everywhere: bool = False) -> list[dict[str, Any]]:
-        """Return the policies of the namespace, or of all.
+        """Return the policies of the namespace, or of all namespaces.
 
         Raises ``click.ClickException``.
         """
@@ -144,7 +144,7 @@ class Cluster(NamedTuple):
 
 
 def alive(pods: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the pods that run, or will: not those that ended or are being deleted."""
+    """Yield pods that run or will run: not those that ended or are being deleted."""
     for pod in pods:
         ended = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
         if not pod["metadata"].get("deletionTimestamp") and not ended:
@@ -155,7 +155,7 @@ _FLAGS = ("--namespace", "--context", "--kubeconfig")
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """Return what kubectl printed as JSON.
+    """Parse kubectl's JSON output.
 
     Raises ``click.ClickException``.
     """
@@ -166,7 +166,7 @@ def read_object(text: str) -> dict[str, Any]:
 
 
 def _failure(text: str, printed: str) -> click.ClickException:
-    """Say what to do about what kubectl complains of. ``printed``: what it printed all the same."""
+    """Convert kubectl's error to a message with the fix. ``printed``: its output in spite of the error."""
     line = text.splitlines()[-1].removeprefix("error: ").removeprefix("Error from server ")
     if re.search(r"doesn't have a resource type|no matches for kind|could not find the requested resource", text):
         return NoKindError(
@@ -187,9 +187,9 @@ def _failure(text: str, printed: str) -> click.ClickException:
 
 
 def cluster_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command ``-n``, ``--context`` and ``--kubeconfig``; it finds them with ``here``.
+    """Add ``-n``, ``--context`` and ``--kubeconfig`` to a command; it reads them with ``here``.
 
-    They may stand before the subcommand or after it; the latter wins.
+    They may come before the subcommand or after it; the latter take precedence.
     """
 
     @functools.wraps(function)
@@ -209,7 +209,7 @@ def cluster_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def here() -> Cluster:
-    """Return the cluster that the running command is for."""
+    """Return the cluster of the running command."""
     found = click.get_current_context().obj
     assert isinstance(found, Cluster)  # noqa: S101 - every command has the options
     return found

@@ -1,4 +1,4 @@
-"""`kubectl carpool explain`: the last decision, what it was taken on, and what keeps the tuner from going on."""
+"""`kubectl carpool explain`: the last decision, the metrics behind it, and what limits the tuner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kubectl carpool inject`: sidecars into manifests, for the operator of the cluster that one is connected to."""
+"""`kubectl carpool inject`: adds sidecars to manifests, for the operator of the connected cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PULL_SECRET = "--sidecar-pull-secret="  # noqa: S105 - its name
 
 
 class _Installed(NamedTuple):
-    """What sidecars are made with: ``image`` is ``None`` where the injector names none."""
+    """Settings of the sidecars: ``image`` is ``None`` if the injector names none."""
 
     key: str
     image: str | None

@@ -1,8 +1,8 @@
-"""The ``kubectl-carpool`` command, which kubectl finds on the path and runs as ``kubectl carpool``."""
+"""The ``kubectl-carpool`` command; kubectl finds it on the path and runs it as ``kubectl carpool``."""
 
 from __future__ import annotations
 
-from carpool_cli.main import Entry, LazyGroup  # isort: skip - first: it says what to install where there is no click
+from carpool_cli.main import Entry, LazyGroup  # isort: skip - first: reports what to install without click
 
 import click
 
@@ -39,5 +39,5 @@ def main() -> None:
 
 
 def run() -> None:
-    """Run it under the name by which people call it."""
+    """Run it under its usual name."""
     main(prog_name="kubectl carpool")

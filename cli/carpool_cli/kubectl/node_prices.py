@@ -1,4 +1,4 @@
-"""What a replica of each workload costs: by the labels of the nodes that its pods are on."""
+"""The price of a replica of each workload, from the labels of its pods' nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def by_target(cluster: Cluster, path: Path, other: Price | None, *, everywhere: bool) -> dict[tuple[str, str], Price]:
     """Return the price of one replica by namespace and target, the mean over its pods.
 
-    ``other``: of nodes that the file doesn't name. Raises ``click.ClickException`` where a node has no price.
+    ``other``: price of nodes that are not in the file. Raises ``click.ClickException`` if a node has no price.
     """
     try:
         prices = read_prices(path)

@@ -1,4 +1,4 @@
-"""The same as data."""
+"""Output as data, for programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FORMATS = click.Choice(["json", "yaml"])
 
 
 def document(value: object, form: str) -> str:
-    """Write plain data as ``json`` or ``yaml``."""
+    """Format plain data as ``json`` or ``yaml``."""
     if form == "json":
         return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
     written: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)

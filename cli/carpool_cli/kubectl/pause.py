@@ -1,4 +1,4 @@
-"""`kubectl carpool pause`: an annotation on the policy."""
+"""`kubectl carpool pause`: sets an annotation on the policy."""
 
 from __future__ import annotations
 

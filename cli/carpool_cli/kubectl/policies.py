@@ -1,4 +1,4 @@
-"""Policies as they lie in a cluster, and what is to be said of them."""
+"""Policies of a cluster, and messages about them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Metadata(Struct, frozen=True, rename="camel"):
-    """What is needed of an object's."""
+    """The needed part of an object's metadata."""
 
     name: str
     namespace: str
@@ -34,7 +34,7 @@ class Metadata(Struct, frozen=True, rename="camel"):
 
 
 class Policy(Struct, frozen=True):
-    """One BatchingPolicy. The spec is as its author wrote it: the server has checked it."""
+    """One BatchingPolicy. The spec is unparsed: the server has checked it."""
 
     metadata: Metadata
     spec: dict[str, Any]
@@ -43,17 +43,17 @@ class Policy(Struct, frozen=True):
 
     @property
     def paused(self) -> bool:
-        """Whether its parameters are to stay."""
+        """Whether its parameters must not change."""
         return PAUSED in self.metadata.annotations
 
     @property
     def mode(self) -> str:
-        """What the operator does with it, in a word."""
+        """The operator's mode for it, in a word."""
         return "Paused" if self.paused else str(self.spec.get("tuning", {}).get("mode", "Apply"))
 
     @property
     def slo(self) -> str:
-        """The promise: ``p99 50ms``; of token streams ``ttft p99 2s``."""
+        """The SLO: ``p99 50ms``; for token streams ``ttft p99 2s``."""
         slo = self.spec.get("slo", {})
         latency = slo.get("latency", {})
         parts = [f"{name} {latency[name]}" for name in ("p50", "p90", "p95", "p99", "p999") if name in latency]
@@ -62,18 +62,18 @@ class Policy(Struct, frozen=True):
 
     @property
     def targets(self) -> list[tuple[str, str]]:
-        """Kind and name of what it tunes."""
+        """Kind and name of the workloads that it tunes."""
         return [(ref.get("kind", registry.DEFAULT.name), ref["name"]) for ref in self.spec.get("targetRefs", [])]
 
     def condition(self, kind: ConditionType) -> Condition | None:
-        """Return what is said of one thing, if it is."""
+        """Return a condition, if it exists."""
         return next((each for each in self.status.conditions if each.type == kind), None)
 
 
 def read(raw: dict[str, Any]) -> Policy:
-    """Read a policy of the server's.
+    """Parse a policy from the server.
 
-    Raises ``click.ClickException`` where another version of the operator wrote it.
+    Raises ``click.ClickException`` if another version of the operator wrote it.
     """
     try:
         metadata = msgspec.convert(raw.get("metadata"), Metadata)
@@ -87,9 +87,9 @@ def read(raw: dict[str, Any]) -> Policy:
 
 
 def find(cluster: Cluster, name: str) -> Policy:
-    """Return a policy by its name, or by the workload that it tunes: ``deployment/resnet``.
+    """Return a policy by its name, or by a workload that it tunes: ``deployment/resnet``.
 
-    Raises ``click.ClickException`` where there is none, or where several tune that workload.
+    Raises ``click.ClickException`` if there is none, or if several tune that workload.
     """
     prefix, slash, workload = name.partition("/")
     if not slash:
@@ -112,14 +112,14 @@ def find(cluster: Cluster, name: str) -> Policy:
 
 
 def _why_none(cluster: Cluster, kind: Kind, workload: str) -> str:
-    """Say what a workload lacks that has no policy: itself, right annotations, an operator, or any annotation."""
+    """Return why a workload has no policy: it is missing, its annotations are missing or wrong, or no operator runs."""
     resource = kind.resource(workload)
     try:
         metadata = read_object(cluster.run("get", resource, "--output=json")).get("metadata", {})
     except NotFoundError:
         return f"there is none here: kubectl get {resource.partition('/')[0]} -A shows all"
     except (ForbiddenError, NoKindError):
-        metadata = {}  # one may read policies alone
+        metadata = {}  # the user may be allowed to read only policies
     wish = asked.read(kind.name, workload, metadata.get("annotations") or {})
     if wish.problems:
         return "; ".join(wish.problems)
@@ -129,7 +129,7 @@ def _why_none(cluster: Cluster, kind: Kind, workload: str) -> str:
 
 
 RUNS = "runs (kubectl get pods -A -l app.kubernetes.io/part-of=carpool) and watches this namespace"
-"""What is to be checked of an operator that says nothing."""
+"""What to check if the operator has written no status."""
 
 
 def _is(policy: Policy, kind: ConditionType) -> bool:
@@ -138,12 +138,12 @@ def _is(policy: Policy, kind: ConditionType) -> bool:
 
 
 def is_ready(policy: Policy) -> bool:
-    """Whether all works, by a status that is about the present spec."""
+    """Whether everything works, by a status for the present spec."""
     return policy.status.observed_generation == policy.metadata.generation and _is(policy, ConditionType.READY)
 
 
 def problems(policy: Policy) -> Iterator[str]:
-    """Say what is wrong, and what to do, a line each."""
+    """Return the problems and their fixes, a line each."""
     status, meta = policy.status, policy.metadata
     if status.observed_generation is None:
         yield f"the operator has not reported yet: check that it {RUNS}"
@@ -152,12 +152,12 @@ def problems(policy: Policy) -> Iterator[str]:
         yield "the operator has not seen the last edit of the spec yet; what follows is about the previous one"
     failing = {each.type: each for each in status.conditions if each.status is not ConditionStatus.TRUE}
     ready, slo = failing.pop(ConditionType.READY, None), failing.pop(ConditionType.SLO_MET, None)
-    # What is unknown while another is not so mostly follows from that one. Ready only says which of the others it is.
+    # Unknown conditions mostly result from a false one. Ready only repeats the others.
     broken = [each for each in failing.values() if each.status is ConditionStatus.FALSE]
-    told = broken or list(failing.values()) or ([] if ready is None else [ready])
+    reported = broken or list(failing.values()) or ([] if ready is None else [ready])
     if slo is not None and slo.status is ConditionStatus.FALSE:
-        told.append(slo)
-    for each in told:
+        reported.append(slo)
+    for each in reported:
         verb = "is unknown" if each.status is ConditionStatus.UNKNOWN else "is not true"
         yield f"{each.type} {verb}: {each.reason}{': ' if each.message else ''}{each.message}"
     for each in status.conditions:
@@ -166,7 +166,7 @@ def problems(policy: Policy) -> Iterator[str]:
 
 
 def ago(written: str, now: datetime) -> str:
-    """Write how long ago a time of Kubernetes's was: ``40s``, ``12m``, ``3h``, ``5d``; no time as it stands."""
+    """Return how long ago a Kubernetes time was: ``40s``, ``12m``, ``3h``, ``5d``; an invalid time stays as it is."""
     try:
         seconds = int((now - datetime.fromisoformat(written).astimezone(UTC)).total_seconds())
     except ValueError:

@@ -1,4 +1,4 @@
-"""`kubectl carpool resume`: the annotation off again."""
+"""`kubectl carpool resume`: removes the annotation again."""
 
 from __future__ import annotations
 

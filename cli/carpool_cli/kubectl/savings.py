@@ -1,4 +1,4 @@
-"""`kubectl carpool savings`: how many replicas each workload needs, by each way to batch, and what that costs."""
+"""`kubectl carpool savings`: how many replicas each workload needs, by each way to batch, and their cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Money(Struct, frozen=True, rename="camel", kw_only=True):
-    """Per month, of so many replicas."""
+    """Per month, for a number of replicas."""
 
     unbatched: float
     zero_wait: float
@@ -36,7 +36,7 @@ class Money(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class Need(Struct, frozen=True, rename="camel", kw_only=True):
-    """Of one workload: replicas by each way to batch, over the same five minutes."""
+    """The replicas of one workload by each way to batch, over the same five minutes."""
 
     namespace: str
     target: str
@@ -44,20 +44,20 @@ class Need(Struct, frozen=True, rename="camel", kw_only=True):
     unbatched: int
     zero_wait: int
     by_hand: int | None = None
-    """By the baseline that the policy has; ``None``: it has none."""
+    """With the policy's baseline; ``None``: it has none."""
     best: int
     best_upper: int
     """With batch latency at its upper confidence."""
     beyond_zero_wait: int
-    """Replicas that Carpool at best saves and zero wait does not."""
+    """Replicas that Carpool at best saves in addition to zero wait."""
     surplus: int
-    """Replicas that serve now and are not needed."""
+    """Serving replicas that are not needed."""
     lowest_utilization: float | None = None
     utilization: float | None = None
     device_seconds: float | None = None
-    """Per hour, over the replicas that serve: as measured."""
+    """Per hour, over the serving replicas: measured."""
     device_seconds_best: float | None = None
-    """What it could be at this load within the SLO, on the same replicas."""
+    """Lowest possible at this load within the SLO, on the same replicas."""
     gpu_hour: float | None = None
     """Price of one replica."""
     money: Money | None = None
@@ -66,7 +66,7 @@ class Need(Struct, frozen=True, rename="camel", kw_only=True):
 def needs(found: Sequence[Policy], prices: Mapping[tuple[str, str], Price], other: Price | None) -> list[Need]:
     """Read them from statuses; workloads without measurements are left out.
 
-    ``prices`` by namespace and target; ``other``: of all the rest.
+    ``prices`` by namespace and target; ``other``: for all other replicas.
     """
     return [
         _need(policy.metadata.namespace, each, prices.get((policy.metadata.namespace, each.target), other))
@@ -169,12 +169,12 @@ HEAD = [
 
 
 def _cells(rows: Sequence[Need]) -> list[str]:
-    """Write the sums over some workloads; money of those that have a price."""
+    """Format the sums over some workloads; money for those that have a price."""
     moneys = [each.money for each in rows if each.money is not None]
 
     def cell(name: str, text: str = "") -> str:
         if any(getattr(each, name) is None for each in rows):
-            return ""  # a sum over some of them would look like one over all
+            return ""  # a sum over some of them would look like a sum over all
         count = text or str(sum(getattr(each, name) for each in rows))
         return f"{count} ({written(sum(getattr(each, name) for each in moneys))})" if moneys else count
 

@@ -1,4 +1,4 @@
-"""What is printed: tables and lines, in colour on a terminal only."""
+"""Printed tables and lines, with colour on a terminal only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_STATUS = {"True": GOOD, "False": BAD, "Unknown": UNSURE}
 
 
 def text(value: object, style: str = "") -> Text:
-    """Return text for the screen; what a terminal would obey is taken out of it."""
+    """Return text for the screen, without terminal control characters."""
     return Text("".join(each if each.isprintable() else " " for each in str(value)), style)
 
 
@@ -25,12 +25,12 @@ def show(*parts: Text | str, indent: int = 0) -> None:
     line = Text(" " * indent)
     for part in parts:
         line.append_text(part if isinstance(part, Text) else text(part))
-    # Lines are as long as they are, for whoever reads them by a program.
+    # Long lines are not wrapped, for programs that read them.
     Console(file=sys.stdout, soft_wrap=True, highlight=False).print(line)
 
 
 def table(rows: Sequence[Sequence[Text | str]], indent: int = 0) -> None:
-    """Print rows in columns, the first being their heads."""
+    """Print rows in columns; the first row has the headings."""
     cells = [[cell if isinstance(cell, Text) else text(cell) for cell in row] for row in rows]
     cells[0] = [text(cell.plain, STRONG) for cell in cells[0]]
     widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]

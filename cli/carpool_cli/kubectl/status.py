@@ -1,4 +1,4 @@
-"""`kubectl carpool status`: policies, how far they have got, and what is wrong."""
+"""`kubectl carpool status`: policies, the state of their pods, and problems."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _in_full(policy: Policy, now: datetime) -> None:
 
 
 def _streams(said: TokenStreamsStatus) -> Iterator[str]:
-    """Write what is said of token streams: rates and latencies, what runs, and limits for engines without a sidecar."""
+    """Format token streams' status: rates and latencies, running requests, limits for engines without a sidecar."""
     parts = [f"{said.requests_per_second:g}/s, {said.tokens_per_second:g} tokens/s"]
     if said.goodput is not None:
         parts.append(f"{said.goodput:g}/s met both targets")

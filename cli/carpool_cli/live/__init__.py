@@ -1,1 +1,1 @@
-"""A running sidecar: how it is started, asked and shown."""
+"""A running sidecar: starts, queries and shows it."""

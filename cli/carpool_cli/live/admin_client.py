@@ -1,4 +1,4 @@
-"""Asks a sidecar's admin port, and reads what it answers as types."""
+"""Queries a sidecar's admin port, and decodes the answers to types."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class AdminError(Exception):
-    """Nobody answers on the admin port, or not as a sidecar would."""
+    """The admin port does not answer, or not as a sidecar's."""
 
 
 class Predicted(Struct, frozen=True, rename="camel"):
-    """A forecast; ``None`` stands for no end, as in an overload."""
+    """A forecast; ``None`` means infinite, as in an overload."""
 
     p50: float | None
     p99: float | None
@@ -44,7 +44,7 @@ class Predicted(Struct, frozen=True, rename="camel"):
 
 
 class Decided(Struct, frozen=True, rename="camel"):
-    """A decision of the tuner, without what only the Batcher needs of it."""
+    """A decision of the tuner, without the fields that only the Batcher needs."""
 
     parameters: Parameters
     change: bool
@@ -62,7 +62,7 @@ class Decided(Struct, frozen=True, rename="camel"):
 
 
 class Explained(Struct, frozen=True):
-    """A decision, when it was taken last (seconds since the epoch), and how often in a row."""
+    """A decision, the time it was last made (seconds since the epoch), and how often in a row."""
 
     model: str
     at: float
@@ -88,9 +88,9 @@ class Explanation(Struct, frozen=True, rename="camel"):
 
 
 class AdminClient:
-    """Asks one admin port, a connection a question. ``timeout`` in seconds.
+    """Queries one admin port, with a connection per request. ``timeout`` in seconds.
 
-    ``ticket``: a whole ``Authorization`` header, as the operator signs them, in place of the admin ``key``.
+    ``ticket``: a whole ``Authorization`` header, as the operator signs it, instead of the admin ``key``.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class AdminClient:
         self._timeout = timeout
 
     def report(self, *, arrivals: bool = False) -> Report:
-        """Return what was counted so far, and the present state; with the last ``arrivals`` of each model if asked.
+        """Return the counts so far, and the present state; with the last ``arrivals`` of each model if requested.
 
         Raises ``AdminError``.
         """
@@ -140,7 +140,7 @@ class AdminClient:
     def get(self, path: str) -> Any:  # noqa: ANN401 - whatever the document holds
         """Return a JSON document.
 
-        Raises ``AdminError`` naming what to do.
+        Raises ``AdminError`` with the fix.
         """
         try:
             return msgspec.json.decode(self._ask(path))
@@ -169,7 +169,7 @@ class AdminClient:
         return body
 
     def _refused(self, status: int, words: str) -> str:
-        """Say what opens the port; ``words`` are the sidecar's own."""
+        """Return the error with the required key or ticket; ``words`` are the sidecar's own message."""
         if self._known:
             return f"{self.address} does not take this key ({words}): give the one that it was started with"
         if status == 403 and "ticket" in words:
@@ -189,7 +189,7 @@ class AdminClient:
 
 
 def _words(body: bytes) -> str:
-    """Return what an answer that is no 200 says."""
+    """Return the message of an answer other than 200."""
     try:
         return str(msgspec.json.decode(body)["error"])
     except (*UNREADABLE, KeyError, TypeError):
@@ -197,9 +197,9 @@ def _words(body: bytes) -> str:
 
 
 def client_of(address: Address, key_file: Path | None, workload: str | None) -> AdminClient:
-    """Return a client that shows what opens the port: the admin key, or a ticket for a ``workload``'s sidecars.
+    """Return a client with the required credentials: the admin key, or a ticket for a ``workload``'s sidecars.
 
-    Raises ``click.ClickException`` where the file can't be read, or is not what signs tickets.
+    Raises ``click.ClickException`` if the file can't be read, or can't sign tickets.
     """
     key = key_of(key_file)
     if workload is None:
@@ -221,7 +221,7 @@ def client_of(address: Address, key_file: Path | None, workload: str | None) -> 
 def key_of(path: Path | None) -> str | None:
     """Read the admin key.
 
-    Raises ``click.ClickException`` where the file can't be read.
+    Raises ``click.ClickException`` if the file can't be read.
     """
     try:
         return None if path is None else path.read_text("utf-8").strip()

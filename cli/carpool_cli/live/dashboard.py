@@ -1,4 +1,4 @@
-"""The live view: what the admin port says, drawn to the size of the terminal."""
+"""The live view: the admin port's data, drawn to the size of the terminal."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ WINDOW = 10.0
 """Seconds over which rates and percentiles are taken: a p99 of 100 requests/s then has 10 beyond it."""
 
 HISTORY = 60
-"""Looks that the sparklines go back: half a minute."""
+"""Polls in the sparklines: half a minute."""
 
 PATHS = 4
-"""Paths shown of what is passed on."""
+"""Most paths of passed-on requests that are shown."""
 
 BESIDE = 50
 """Columns that figures need beside a sparkline."""
@@ -45,7 +45,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 class Sight(Struct, frozen=True, kw_only=True):
-    """All that one frame shows. It draws itself; where the terminal is too low, older decisions give way first."""
+    """All data of one frame. It draws itself; if the terminal is too low, older decisions are left out first."""
 
     title: str
     hint: str
@@ -55,17 +55,17 @@ class Sight(Struct, frozen=True, kw_only=True):
     figures: Figures
     rates: Sequence[float]
     tails: Sequence[float]
-    """p99 of each look, seconds."""
+    """p99 at each poll, seconds."""
     alone: dict[str, int]
-    """Requests of the last ``WINDOW`` that could not be merged, by reason."""
+    """Requests of the last ``WINDOW`` that could not be batched, by reason."""
     forwarded: Sequence[Passed]
-    """Likewise what was passed on and not batched, by path."""
+    """The same for requests that were passed on and not batched, by path."""
     streams: Sequence[Streamed]
-    """Likewise token streams, by model."""
+    """The same for token streams, by model."""
     now: float
     """Seconds since the epoch."""
     notes: Sequence[str]
-    """Lines that stand below."""
+    """Lines at the bottom."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw."""
@@ -85,7 +85,7 @@ class Sight(Struct, frozen=True, kw_only=True):
             yield Segment.line()
 
     def _state(self, width: int) -> Table:
-        """Return what is so now: a line a figure."""
+        """Return the present state, a line per figure."""
         report = self.report
         page = Table.grid()
         page.add_row(
@@ -127,7 +127,7 @@ class Sight(Struct, frozen=True, kw_only=True):
         return page
 
     def _batches(self, wide: int) -> list[tuple[str, str | Text]]:
-        """Return what is so of requests that are batched; sparklines are ``wide`` columns long."""
+        """Return the state of batched requests; sparklines are ``wide`` columns long."""
         report, figures, slo = self.report, self.figures, self.report.slo_seconds
         over = figures.p99 is not None and figures.p99 > slo
         latency = Text(f"p50 {duration(figures.p50)}, p99 ")
@@ -156,7 +156,7 @@ class Sight(Struct, frozen=True, kw_only=True):
             ("queue", f"{queue.rows} rows waiting, {queue.in_flight} of {queue.slots} batches in flight"),
         ]
         for name, lane in report.lanes.items():
-            if name or len(report.lanes) == 1:  # requests that name no model are of interest where none do
+            if name or len(report.lanes) == 1:  # requests without a model's name matter if no model has any
                 rows += [(name or "model", self._parameters(lane)), ("", Text(curve(lane), "dim"))]
         return rows
 
@@ -174,7 +174,7 @@ class Sight(Struct, frozen=True, kw_only=True):
         table.add_column(style="dim", justify="right", no_wrap=True, min_width=8)
         table.add_column()
         several = len({each.model for each in self.explanation.decisions}) > 1
-        for each in told(self.explanation.decisions):
+        for each in shown_decisions(self.explanation.decisions):
             decision = each.decision
             line = Text(f"{each.model or 'model'} " if several else "")
             line.append(str(decision.reason), "cyan" if decision.change else "")
@@ -187,7 +187,7 @@ class Sight(Struct, frozen=True, kw_only=True):
 
 
 class Watch:
-    """Remembers what was seen; ``look`` makes a frame of the latest."""
+    """Keeps previous polls; ``look`` makes a frame of the latest."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -203,9 +203,9 @@ class Watch:
         notes: Sequence[str] = (),
         hint: str = "",
     ) -> Sight:
-        """Take a look into account and return the frame; its figures are over the last ``WINDOW`` seconds."""
+        """Add a poll and return the frame; its figures are over the last ``WINDOW`` seconds."""
         if self._seen and report.stats.at < self._seen[-1].stats.at:
-            self._seen.clear()  # another process answers now, and its clock began anew
+            self._seen.clear()  # another process answers now, and its clock started anew
         self._seen.append(report)
         while len(self._seen) > 2 and report.stats.at - self._seen[1].stats.at >= WINDOW:
             self._seen.popleft()
@@ -240,10 +240,10 @@ def _rode_alone(earlier: Report, later: Report) -> dict[str, int]:
     return found
 
 
-def told(decisions: Sequence[Explained]) -> Iterable[Explained]:
-    """Return the newest decision of each model whatever it was, and all changes; newest first."""
+def shown_decisions(decisions: Sequence[Explained]) -> Iterable[Explained]:
+    """Return the newest decision of each model, and all changes; newest first."""
     seen: set[str] = set()
-    # One that is taken again and again stands where it was first taken: others may have been taken since.
+    # A repeated decision has the place of its first occurrence: others may have been made since.
     for each in sorted(decisions, key=lambda each: each.at, reverse=True):
         if each.decision.change or each.model not in seen:
             yield each
@@ -251,7 +251,7 @@ def told(decisions: Sequence[Explained]) -> Iterable[Explained]:
 
 
 def beside(text: Text, bars: str) -> Text:
-    """Set bars beside a figure, all of them in the same column."""
+    """Add bars beside a figure, all of them in the same column."""
     text.append(" " * max(36 - len(text), 2))
     return text.append(bars, "dim")
 
@@ -269,18 +269,18 @@ def histogram(sizes: dict[int, int]) -> str:
 
 
 def sparkline(values: Sequence[float], top: float = 0.0) -> str:
-    """Return bars for values, full at the largest of them and ``top``."""
+    """Return bars for values; a full bar is the largest of them and ``top``."""
     highest = max([top, *values])
     return "".join(_bar(value / highest) if highest else BARS[0] for value in values)
 
 
 def _bar(share: float) -> str:
-    """Return one of nine heights; what is not nothing shows."""
+    """Return one of nine heights; any value above 0 is visible."""
     return BARS[min(math.ceil(share * 8), 8)]
 
 
 def curve(lane: Lane) -> str:
-    """Return what a batch is believed to take, by its rows, as far as batches may go."""
+    """Return the estimated batch latency by rows, up to the largest allowed batch."""
     if lane.service_seconds is None or not lane.executors:
         return "batch latency not known yet"
     sizes = [rows for rows in (1, 4, 16, 64, 256, 1024) if rows < min(len(lane.service_seconds), lane.cap + 1)]
@@ -295,5 +295,5 @@ def clock(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Return how long ago something was, never less than nothing: two clocks tell."""
+    """Return how long ago something was, at least 0: the times come from two clocks."""
     return f"{clock(seconds)} ago" if seconds >= 3600 else f"{max(int(seconds), 0)}s ago"

@@ -1,4 +1,4 @@
-"""Figures for people, out of two looks at a sidecar's counters."""
+"""Figures for users, from two polls of a sidecar's counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Figures(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What was counted in ``seconds``; seconds, requests per second, shares; ``None`` where there is none to tell."""
+    """Figures of ``seconds``; seconds, requests per second, shares; ``None`` where there is no data."""
 
     seconds: float
     rate: float
@@ -22,18 +22,18 @@ class Figures(Struct, frozen=True, kw_only=True, rename="camel"):
     p50: float | None
     p99: float | None
     miss_share: float | None
-    """Of the requests that ended."""
+    """Of the completed requests."""
     misses: dict[str, int]
     sizes: dict[int, int]
     """Batches by rows."""
     mean_batch: float | None
     device_seconds_per_request: float | None
-    """Only where the counters are those of all models: they share the device."""
+    """Only if the counters are those of all models: they share the device."""
     device_busy_share: float
 
 
 def figures_of(models: list[ModelStats], seconds: float, device_busy: float = 0.0) -> Figures:
-    """Return the figures of models' counters, and of the seconds in which the device was busy for them.
+    """Return the figures of models' counters, with the seconds in which the device was busy for them.
 
     Rates are 0 where no time has passed.
     """
@@ -60,7 +60,7 @@ def figures_of(models: list[ModelStats], seconds: float, device_busy: float = 0.
 
 
 class Passed(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What was passed on and not batched in ``seconds``, of one path; seconds, requests per second."""
+    """Requests of one path that were passed on and not batched in ``seconds``; seconds, requests per second."""
 
     name: str
     """Method and path."""
@@ -70,7 +70,7 @@ class Passed(Struct, frozen=True, kw_only=True, rename="camel"):
     p50: float | None
     p99: float | None
     good_share: float
-    """Of the requests, those answered with success in the SLO's time."""
+    """Share of the requests answered with success within the SLO."""
 
     def __str__(self) -> str:
         latency = f"p50 {duration(self.p50)}, p99 {duration(self.p99)}"
@@ -78,7 +78,7 @@ class Passed(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def passed_on(before: Report | None, after: Report, seconds: float) -> list[Passed]:
-    """Return what was passed on between two looks, most requests first; without the first, since the start."""
+    """Return the requests passed on between two polls, most requests first; without the first poll, since the start."""
     earlier = {(each.method, each.path): each for each in before.forwarded} if before is not None else {}
     found = []
     for each in after.forwarded:
@@ -108,5 +108,5 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds with three digits, as many as measured ones are good for: ``22.7ms``; ``-`` for none."""
+    """Return seconds with three digits, the precision of measured ones: ``22.7ms``; ``-`` for none."""
     return "-" if seconds is None else format_seconds(float(f"{seconds:.3g}"))

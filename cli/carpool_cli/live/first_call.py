@@ -1,4 +1,4 @@
-"""A curl line that works on a sidecar just started: made of what the model says of its inputs."""
+"""A curl line that works on a sidecar just started, made from the model's description of its inputs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from carpool_cli.options import Address
 
 PRINTABLE = 64
-"""Values that a line to paste may hold: an image is no line."""
+"""Most values in a line to paste: an image is too long."""
 
 OPEN = 8
 """Size of a trailing dimension that the model leaves open."""
 
 
 def curl_line(server: Address, models: list[str], timeout: float = 2.0) -> str | None:
-    """Return a request for inference where the model describes inputs that fit on a line, else one for its metadata.
+    """Return an inference request if the model describes inputs that fit on a line, else one for its metadata.
 
-    ``models`` may be served there; one that the server lists itself is found too. ``None`` where no model describes
-    itself: V1 has no words for it.
+    ``models`` may be served there; one that the server lists itself is found, too. ``None`` if no model describes
+    itself: V1 has no metadata.
     """
     listed = _get(server, "/v1/models", _Listed, timeout)
     for model in [*models, *map(str, () if listed is None else listed.models)]:
@@ -41,7 +41,7 @@ def curl_line(server: Address, models: list[str], timeout: float = 2.0) -> str |
 
 
 def example(inputs: list[dict[str, Any]]) -> str | None:
-    """Return a V2 body of one row with made-up values; ``None`` where it would be too long, or is binary only."""
+    """Return a V2 body of one row with made-up values; ``None`` if it would be too long, or is binary only."""
     tensors = []
     for spec in inputs:
         shape = [1, *(dim if dim > 0 else OPEN for dim in spec["shape"][1:])]
@@ -50,19 +50,19 @@ def example(inputs: list[dict[str, Any]]) -> str | None:
         if count > PRINTABLE or value is None:
             return None
         tensors.append({"name": spec["name"], "shape": shape, "datatype": spec["datatype"], "data": [value] * count})
-    # An apostrophe, escaped, leaves the body free of the one character that would end the shell's quotes.
+    # An escaped apostrophe: the body then has no character that would end the shell's quotes.
     return msgspec.json.encode({"inputs": tensors}).decode().replace("'", "\\u0027")
 
 
 def wrapped(line: str, width: int) -> str:
-    """Break a line so that it still works when it is pasted: only in the body, behind JSON's commas and brackets.
+    """Break a line so that it still works when pasted: only in the body, after JSON's commas and brackets.
 
-    There a line break, and the blanks that a terminal may copy with it, mean nothing. A line break anywhere else would
-    end the command, so what comes before the body stays whole, however narrow the terminal.
+    There a line break, and blanks that a terminal may copy with it, have no meaning. A line break anywhere else would
+    end the command, so everything before the body stays on one line, however narrow the terminal.
     """
     command, quote, body = line.partition("'")
     lines, part, inside, escaped = [], command + quote, False, False
-    breakable = 0  # so many characters of `part` may stand on a line of their own
+    breakable = 0  # so many characters of `part` fit on a line of their own
     for character in body:
         if len(part) >= width and breakable:
             lines.append(part[:breakable])
@@ -106,7 +106,7 @@ T = TypeVar("T")
 
 
 def _get(server: Address, path: str, form: type[T], timeout: float) -> T | None:
-    """Return a JSON object of this form; None where there is none to be had."""
+    """Return a JSON object of this type; None if there is none."""
     connection = http.client.HTTPConnection(server.host, server.port, timeout=timeout)
     try:
         connection.request("GET", path)

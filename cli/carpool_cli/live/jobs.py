@@ -1,4 +1,4 @@
-"""Jobs as the live view and ``explain`` show them."""
+"""Jobs in the live view and in ``explain``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def jobs_line(jobs: Jobs | None) -> str:
-    """Return what is kept and what is with the model; "" where jobs are off."""
+    """Return the counts of stored jobs and of requests at the model; "" if jobs are off."""
     if jobs is None:
         return ""
     states = ", ".join(f"{number(count)} {state}" for state, count in jobs.states.items()) or "none"

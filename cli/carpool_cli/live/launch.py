@@ -1,6 +1,6 @@
-"""The sidecar as a child process: started, listened to, and ended.
+"""The sidecar as a child process: starts it, reads its log, and ends it.
 
-The view must not share a process with the data path: drawing takes milliseconds, in which no request would move.
+The view must not share a process with the data path: drawing takes milliseconds, and would block requests.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEPT = 200
-"""Lines of the child's log that are remembered."""
+"""Lines of the child's log that are kept."""
 
 PR_SET_PDEATHSIG = 1
-"""Of linux/prctl.h."""
+"""From linux/prctl.h."""
 
 _BIND = re.compile(r"^carpool-sidecar: (?:listen|admin): (.*):(\d+): (.*): name another address")
 
 
 class LaunchError(Exception):
-    """The sidecar did not start; one line that says why. ``code`` is its exit code."""
+    """The sidecar did not start; one line with the reason. ``code`` is its exit code."""
 
     def __init__(self, line: str, code: int) -> None:
         super().__init__(line)
@@ -39,10 +39,10 @@ class LaunchError(Exception):
 
 
 class Child:
-    """A running sidecar. ``log`` gets each line of its log."""
+    """A running sidecar. ``log`` is called with each line of its log."""
 
     def __init__(self, arguments: Sequence[str], log: Callable[[str], None]) -> None:
-        """Start it, in a session of its own: Ctrl-C is for the parent, which then drains it."""
+        """Start it, in a session of its own: Ctrl-C goes to the parent, which then drains it."""
         self._process = subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, "-m", "carpool_sidecar.main", *arguments],
             stderr=subprocess.PIPE,
@@ -63,9 +63,9 @@ class Child:
         self._reader.start()
 
     def wait_until_listening(self) -> None:
-        """Wait for its ports.
+        """Wait until it listens on its ports.
 
-        Raises ``LaunchError`` where it ends instead.
+        Raises ``LaunchError`` if it ends instead.
         """
         self._listening.wait()
         if not self.admin:
@@ -73,11 +73,11 @@ class Child:
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether it still runs."""
         return self._process.poll() is None
 
     def end(self) -> None:
-        """Ask it to drain; a second time, to end at once."""
+        """Ask it to drain; the second time, to end at once."""
         if self.runs:
             self._process.send_signal(signal.SIGTERM)
 
@@ -96,20 +96,20 @@ class Child:
                 if not self._listening.is_set() and (event := event_of(text)).get("event") == "listening":
                     self.data, self.admin = event["data"], event["admin"]
                     self._listening.set()
-                # What comes before is told as an error, should it be one.
+                # Earlier lines are reported in the error, if it fails.
                 if self._listening.is_set() or event_of(text):
                     self._log(text)
         self._listening.set()
 
 
 def _end_with_parent() -> None:
-    """Have Linux send SIGTERM to this process when its parent is gone, were it by kill -9."""
+    """Let Linux send SIGTERM to this process when its parent is gone, even after kill -9."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def event_of(line: str) -> dict[str, Any]:
-    """Return the fields of a line of the sidecar's log; none for a line that is no JSON object."""
+    """Return the fields of a line of the sidecar's log; none for a line that is not a JSON object."""
     try:
         fields: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:
@@ -118,7 +118,7 @@ def event_of(line: str) -> dict[str, Any]:
 
 
 def readable(line: str) -> str:
-    """Return a line of the log as a person reads it: ``12:34:56 info     event  field=value``."""
+    """Format a line of the log for users: ``12:34:56 info     event  field=value``."""
     fields = event_of(line)
     if "event" not in fields:
         return line
@@ -127,9 +127,9 @@ def readable(line: str) -> str:
 
 
 def explained(line: str, path: Path, ports: dict[int, str]) -> str:
-    """Return what a sidecar said when it could not start, with the fix; ``ports`` gives the option of each port.
+    """Return the sidecar's message when it could not start, with the fix; ``ports`` has the option of each port.
 
-    ``path`` is the configuration that it read, which nobody else wrote and so is left out.
+    ``path`` is the configuration file, which was generated, so it is left out of the message.
     """
     if (refused := _BIND.search(line)) is not None:
         host, port, why = refused[1], int(refused[2]), refused[3].lower()

@@ -1,4 +1,4 @@
-"""Asks a Prometheus server over its HTTP API."""
+"""Queries a Prometheus server over its HTTP API."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from carpool_cli.planning.history import Questions
 
 TOKEN = "CARPOOL_PROMETHEUS_TOKEN"  # noqa: S105 - the variable's name
-"""Environment variable with a bearer token, where the server wants one."""
+"""Environment variable with a bearer token, if the server needs one."""
 
 TIMEOUT = 60.0
-"""Seconds for one question: a week of many pods is much to add up."""
+"""Timeout of one query in seconds: summing up a week of many pods takes long."""
 
-TOLD = 300
+LONGEST_ERROR = 300
 
 
 class _Data(Struct):
@@ -39,7 +39,7 @@ class _Answer(Struct):
 def ask(
     url: str, asked: Questions, since: float, now: float
 ) -> tuple[dict[str, list[Series]], dict[str, list[Series]]]:
-    """Ask all of the last ``since`` seconds before ``now`` (since the epoch): answers over time, and at the end.
+    """Send all queries for the last ``since`` seconds before ``now`` (epoch): results over time, and at the end.
 
     Raises ``HistoryError``.
     """
@@ -62,9 +62,9 @@ def _one(url: str, fields: dict[str, str]) -> list[Series]:
             answer = msgspec.json.decode(response.read(), type=_Answer)
     except HTTPError as error:
         with error:
-            told = error.read(TOLD).decode("utf-8", "replace")
+            message = error.read(LONGEST_ERROR).decode("utf-8", "replace")
         hint = f"; it may want a token, in {TOKEN}" if error.code in {401, 403} else ""
-        raise HistoryError(f"{url} answered {error.code}: {told}{hint}") from None
+        raise HistoryError(f"{url} answered {error.code}: {message}{hint}") from None
     except (URLError, *NO_ANSWER) as error:
         why = getattr(error, "reason", None) or str(error) or type(error).__name__
         raise HistoryError(
@@ -74,5 +74,5 @@ def _one(url: str, fields: dict[str, str]) -> list[Series]:
     except UNREADABLE:
         raise HistoryError(f"{url} answered no JSON of Prometheus's: is it its base URL?") from None
     if answer.status != "success" or answer.data is None:
-        raise HistoryError(f"{url}: {answer.error[:TOLD]}")
+        raise HistoryError(f"{url}: {answer.error[:LONGEST_ERROR]}")
     return answer.data.result

@@ -1,4 +1,4 @@
-"""What a running sidecar tells of one model, as far as a forecast needs it: its load, t(b), policy and parameters."""
+"""What a forecast needs from a running sidecar about one model: load, batch latency, policy and parameters."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from carpool_cli.live.admin_client import AdminClient, Explained
 
 LONG_AGO = 30.0
-"""Seconds since the last request from which it is said: the tuner takes the load to be none then."""
+"""Seconds since the last request from which a note reports it: the tuner assumes no load then."""
 
 NOTABLE = 0.01
-"""Share of the requests, or of the device's time, from which it is said that a forecast does not know of it."""
+"""Share of the requests, or of the device's time, from which a note reports that a forecast ignores it."""
 
 
 class Running(NamedTuple):
@@ -35,43 +35,43 @@ class Running(NamedTuple):
     model: str
     policy: BatchingPolicy
     limits: Limits
-    """The policy's for this model, and what was seen to fail for its size left out."""
+    """The policy's limits for this model, below batch sizes that failed."""
     largest_safe: int | None
-    """Rows beyond which a batch fails for its size, where that was seen."""
+    """Rows beyond which a batch failed for its size, if observed."""
     parameters: Parameters
-    """Those in force."""
+    """The parameters in use."""
     service: ServiceTime
     arrivals: list[tuple[float, int]]
-    """The last ones, oldest first: seconds of the sidecar's clock, and rows."""
+    """The last arrivals, oldest first: seconds of the sidecar's clock, and rows."""
     p50: float | None
     p99: float | None
-    """Of all answers since the sidecar began, in seconds, to 19 %."""
+    """Of all answers since the sidecar's start, in seconds, to 19 %."""
     stalls: Stalls
     """Pauses of its host."""
     decision: Explained | None
     """The last one."""
     notes: list[str]
-    """What a forecast by all this can't know."""
+    """What a forecast from all this can't include."""
     since_last: float = 0.0
     """Seconds since the last request."""
     retunes: bool = False
-    """Whether a tuner here, or the operator's, changes parameters as the load does."""
+    """Whether a tuner, this one or the operator's, adjusts parameters to the load."""
 
     @property
     def stopped(self) -> bool:
-        """Whether there is no load any more: what is in force is not for the load of ``arrivals`` then."""
+        """Whether the load has ended: the parameters in use are then not for the load of ``arrivals``."""
         return self.since_last > LONG_AGO
 
     @property
     def name(self) -> str:
-        """The model's, for people."""
+        """The model's name for users."""
         return self.model or "model"
 
 
 def read(client: AdminClient, model: str | None) -> Running:
-    """Ask a sidecar for one model, which only has to be named where there are several.
+    """Query a sidecar about one model; its name is only needed if there are several.
 
-    Raises ``AdminError`` saying what to do.
+    Raises ``AdminError`` with the fix.
     """
     report, policy, explained = client.report(arrivals=True), client.policy(), client.explanation()
     address = str(client.address)
@@ -122,7 +122,7 @@ _SEND = "carpool bench http://127.0.0.1:8080 --model NAME --rate 100"
 
 
 def learned(stats: ModelStats, lane: Lane) -> ServiceTime | None:
-    """Return t(b) as the sidecar believes it, ``None`` where nothing was measured.
+    """Return the sidecar's estimate of batch latency, ``None`` if nothing was measured.
 
     The counters tell which sizes were measured, how sure that is and how many are computed at once; they sum up all
     since the sidecar began. The sidecar's own tuner forgets what is old and leaves out pauses of the host, so that the
@@ -158,7 +158,7 @@ def learned(stats: ModelStats, lane: Lane) -> ServiceTime | None:
 
 
 def _times(values: tuple[float, ...], ratios: list[float]) -> tuple[float, ...]:
-    """Scale each, and keep them rising: equal ones, divided and multiplied again, may differ in the last digit."""
+    """Scale each, and keep them ascending: equal values, divided and multiplied again, may differ in the last digit."""
     return tuple(accumulate((value * ratio for value, ratio in zip(values, ratios, strict=True)), max))
 
 
@@ -168,7 +168,7 @@ def asked_for(report: Report) -> list[str]:
 
 
 def _chosen(report: Report, model: str | None, address: str) -> str:
-    """Return the name of the model that is asked for, or of the only one with requests."""
+    """Return the name of the requested model, or of the only one with requests."""
     asked = asked_for(report)
     if not asked and only_streams(report):
         raise AdminError(
@@ -188,7 +188,7 @@ def _chosen(report: Report, model: str | None, address: str) -> str:
 
 
 def _limits(report: Report, name: str, policy: BatchingPolicy) -> tuple[Limits, int | None, list[str]]:
-    """Return where the tuner may go, as far as batches are possible."""
+    """Return the tuner's range, as far as batches are possible."""
     limits = policy.limits(next((each for each in policy.models if each.name == name), None))
     entries = [each for each in report.models if each.lane == name]
     ceiling = report.lanes[name].ceiling
@@ -204,7 +204,7 @@ def _limits(report: Report, name: str, policy: BatchingPolicy) -> tuple[Limits, 
 
 
 def _notes(report: Report, name: str, service: ServiceTime) -> list[str]:
-    """Say what was seen there that a forecast leaves out."""
+    """Return notes on what was observed there and a forecast leaves out."""
     lane, stats = report.lanes[name], report.stats.models[name]
     notes = []
     ago = report.stats.at - lane.arrivals[-1][0]

@@ -1,4 +1,4 @@
-"""Token streams as the live view and ``explain`` show them."""
+"""Token streams in the live view and in ``explain``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from carpool.exchange.token_streams import TokenStreams
 
 REFUSED = ("ttft", "queue-full", "deadline")
-"""Ends of requests that the gate refused, or that a deadline ended."""
+"""Outcomes of requests that the gate rejected, or that a deadline ended."""
 
 
 class Streamed(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What one model answered between two looks; seconds, requests and tokens per second."""
+    """One model's answers between two polls; seconds, requests and tokens per second."""
 
     model: str
     seconds: float
@@ -28,7 +28,7 @@ class Streamed(Struct, frozen=True, kw_only=True, rename="camel"):
     cancelled: int
     failed: int
     good_share: float | None
-    """Of all but the cancelled ones, those that met both targets; None: there are none."""
+    """Share that met both targets, without cancelled ones; None: there are none."""
     output_tokens_rate: float
     ttft_p50: float | None
     ttft_p99: float | None
@@ -50,7 +50,7 @@ class Streamed(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def streamed(before: Report | None, after: Report, seconds: float) -> list[Streamed]:
-    """Return what each model answered between two looks; without the first, since the start."""
+    """Return each model's answers between two polls; without the first, since the start."""
     earlier = {} if before is None else {each.model: each for each in before.token_streams.models}
     gated = after.token_streams.gate is not None
     found = [_streamed(earlier.get(each.model), each, seconds, gated=gated) for each in after.token_streams.models]
@@ -86,14 +86,14 @@ def _streamed(before: ModelStreams | None, after: ModelStreams, seconds: float, 
 
 
 def only_streams(report: Report) -> bool:
-    """Say whether a sidecar is there for token streams, so far as it was asked: nothing of it is batched here."""
+    """Return whether a sidecar has served only token streams so far: then nothing is batched here."""
     streams = report.token_streams
     asked = any(model.arrivals for model in report.stats.models.values())
     return not asked and (streams.gate is not None or bool(streams.models))
 
 
 def engine_line(streams: TokenStreams) -> str:
-    """Return what is with the engine, and what the gate makes of it; "" without a gate where no stream was seen."""
+    """Return the requests at the engine, and the gate's view of it; "" without a gate before the first stream."""
     if streams.gate is None and not streams.models and not streams.running and not streams.queued:
         return ""
     line = f"{streams.running} running, {streams.queued} waiting, {number(streams.kv_tokens)} KV tokens"
@@ -112,7 +112,7 @@ def engine_line(streams: TokenStreams) -> str:
 
 
 def learned_line(streams: TokenStreams) -> str:
-    """Return the step model, in words; "" without a gate, or before it saw a stream."""
+    """Return the step model, in words; "" without a gate, or before the first stream."""
     gate = streams.gate
     if gate is None or not streams.models:
         return ""

@@ -1,1 +1,1 @@
-"""Load for a server, what comes of it, and a stand-in for the server."""
+"""Load for a server, reports on it, and a stand-in for the server."""

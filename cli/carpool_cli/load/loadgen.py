@@ -1,8 +1,8 @@
-"""Open-loop load: requests go out when they are due, whatever became of those before.
+"""Open-loop load: requests are sent when they are due, whether or not earlier ones were answered.
 
-A generator that waits for answers slows down with the server and never sees the queue it would have met (coordinated
-omission). Here the times are drawn beforehand, and latency counts from the time a request was *due*, so that a late
-generator makes a server look worse, never better, and its lateness is recorded beside.
+A generator that waits for answers slows down with the server and never observes the queue it would have met
+(coordinated omission). Here the times are drawn beforehand, and latency counts from the time a request was *due*. So a
+late generator makes a server look worse, never better, and its lateness is recorded, too.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 MISMATCH = "mismatch"
 FAILURES: tuple[str, ...] = (*get_args(FailureKind), MISMATCH)
-"""What a request that got no usable answer came to; the n-th has status -(n + 1)."""
+"""Outcomes of requests without a usable answer; the n-th has status -(n + 1)."""
 
 COMPLAINT = 200
-"""Bytes kept of an answer that is an error."""
+"""Bytes kept of an error answer."""
 
 MAX_COMPLAINTS = 32
-"""Errors of one status told apart by what they say; servers write times and names of requests into them."""
+"""Most distinct error texts per status; servers put times and names of requests into them."""
 
 
 class Recording(NamedTuple):
-    """What became of each request, in the order they were due; times are seconds from the start.
+    """The outcome of each request, in the order they were due; times are seconds from the start.
 
     ``status``: HTTP status, or minus the place in ``FAILURES``, counted from 1.
     """
@@ -58,19 +58,19 @@ class Recording(NamedTuple):
     """Wall time from the start to the last answer."""
     most_outstanding: int
     complaints: Sequence[str] = ()
-    """How answers with another status than 2xx began, each text once for each status."""
+    """Beginnings of answers with a status other than 2xx, each text once per status."""
     complained: Sequence[int] = ()
     """For each request the place of its answer's text in ``complaints``, counted from 1; 0: none was kept."""
     stopped_at: float | None = None
-    """When it was stopped before its end. Requests without an answer then are not in the recording."""
+    """When it was stopped early. Requests without an answer by then are not in the recording."""
     left_out: int = 0
-    """Requests that were under way then."""
+    """Number of requests without an answer by then."""
 
 
 def due_times(rates: Sequence[float], cv: float, seconds: float, rng: Random) -> list[float]:
-    """Draw when requests are due: each rate (per second) in turn for an equal share of ``seconds``.
+    """Draw the due times of requests: each rate (per second) in turn for an equal share of ``seconds``.
 
-    Gaps are exponential for ``cv`` 1, gamma with that coefficient of variation else, even for 0.
+    Gaps are exponential for ``cv`` 1, evenly spaced for 0, else gamma with that coefficient of variation.
     """
     share = seconds / len(rates)
     times: list[float] = []
@@ -87,23 +87,23 @@ def due_times(rates: Sequence[float], cv: float, seconds: float, rng: Random) ->
 
 
 async def when_due(due: Sequence[float], started: float) -> AsyncIterator[int]:
-    """Give the place of each request when it is due, in seconds from ``started``, and at once if that is past."""
+    """Yield the index of each request when it is due, in seconds from ``started``, and at once if that is past."""
     for index, at in enumerate(due):
-        # Loops sleep whole milliseconds and may round down: up, so as never to send early.
+        # Loops sleep whole milliseconds and may round down: round up, so as never to send early.
         while (  # noqa: ASYNC110 - nothing but time is waited for
             wait := at - (time.monotonic() - started)
         ) > 0:
             await asyncio.sleep(math.ceil(wait * 1e3) / 1e3)
         yield index
         if not index % 32:
-            await asyncio.sleep(0)  # when behind, let answers in
+            await asyncio.sleep(0)  # when behind, let answers arrive
 
 
 class LoadGenerator:
-    """Sends ``requests`` in turn through a pool, one at each of the ``due`` times, and records what comes back.
+    """Sends ``requests`` in turn through a pool, one at each of the ``due`` times, and records the answers.
 
     With ``verify`` an answer must be an echo, or it counts as a mismatch. No call lasts longer than about twice
-    ``timeout`` seconds: as long for a connection, and as long for an answer.
+    ``timeout`` seconds: once for a connection, and once for an answer.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class LoadGenerator:
         self._status = array("h", bytes(2 * len(due)))
         self._outstanding: dict[int, Call] = {}
         self._most_outstanding = 0
-        self._complaints: dict[tuple[int, str], int] = {}  # by status and text, their place, counted from 1
+        self._complaints: dict[tuple[int, str], int] = {}  # by status and text: index, counted from 1
         self._texts: Counter[int] = Counter()  # by status
         self._complained = array("H", bytes(2 * len(due)))
         self._started = 0.0
@@ -145,13 +145,13 @@ class LoadGenerator:
         self._stopped_at: float | None = None
 
     def stop(self) -> None:
-        """Send no more and wait for nothing; ``run`` returns what was answered so far."""
+        """Send no more and wait for nothing; ``run`` returns the answers so far."""
         if self._sending is not None and self._stopped_at is None:
             self._stopped_at = time.monotonic() - self._started
             self._sending.cancel()
 
     async def run(self) -> Recording:
-        """Send everything, wait for the answers, and return what was recorded."""
+        """Send everything, wait for the answers, and return the recording."""
         loop = asyncio.get_running_loop()
         cpu = time.process_time()
         watcher = StallWatcher()
@@ -204,7 +204,7 @@ class LoadGenerator:
         )
 
     async def _send_all(self) -> None:
-        """Send everything, and wait for the answers as long as they may take."""
+        """Send everything, and wait for the answers up to their timeout."""
         loop = asyncio.get_running_loop()
         async for index in when_due(self._due, self._started):
             self._send(index)
@@ -235,7 +235,7 @@ class LoadGenerator:
             self._settled.set()
 
     def complain(self, index: int, status: int, body: bytes) -> None:
-        """Keep what an answer that is none says."""
+        """Keep the beginning of an error answer."""
         said = status, " ".join(body[:COMPLAINT].decode("utf-8", "replace").split())
         if said not in self._complaints and said[1] and self._texts[status] < MAX_COMPLAINTS:
             self._texts[status] += 1
@@ -243,14 +243,14 @@ class LoadGenerator:
         self._complained[index] = self._complaints.get(said, 0)
 
     def verify(self, index: int, headers: Headers, body: bytes) -> None:
-        """Check a good answer, where that was asked for; its time has been taken already."""
+        """Check a good answer, if requested; its time was taken before."""
         request = self._requests[index % len(self._requests)]
         if self._verify and not is_echo(self._protocol, request, find(headers, tensors.HEADER_LENGTH), body):
             self._status[index] = -1 - FAILURES.index(MISMATCH)
 
 
 class _Shot:
-    """One request under way."""
+    """One request in progress."""
 
     __slots__ = ("_generator", "_index")
 

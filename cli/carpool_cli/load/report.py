@@ -1,4 +1,4 @@
-"""What a recording of a load test says: percentiles, goodput, stalls, and whether the generator was the bottleneck."""
+"""The report on a load test: percentiles, goodput, stalls, and whether the generator was the bottleneck."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ WINDOW = 1.0
 """Seconds of one window of the report."""
 
 LATE = 0.005
-"""Seconds that one request in a hundred may leave late before the generator is named: timers have 1 ms."""
+"""Lateness in seconds of one request in a hundred from which the generator is reported as late: timers have 1 ms."""
 
 MOST_TEXTS = 4
-"""Texts shown of the errors with one status."""
+"""Most texts shown of the errors with one status."""
 
 BUSY = 0.85
-"""Share of a core beyond which the generator is named: Python is one core, and the last of it is queueing."""
+"""Share of a core from which the generator is reported as busy: Python uses one core, and near its limit requests
+queue."""
 
 
 class Percentiles(Struct, frozen=True, rename="camel"):
-    """Seconds from due to answered, of answers with status 2xx (nearest rank); how many there were."""
+    """Seconds from due to answered, of answers with status 2xx (nearest rank), and their number."""
 
     count: int
     p50: float
@@ -40,7 +41,7 @@ class Percentiles(Struct, frozen=True, rename="camel"):
 
 
 class Window(Struct, frozen=True, rename="camel"):
-    """One second of the test, by the time requests were due. ``stalled``: a pause of this host falls on it."""
+    """One second of the test, by the due times of requests. ``stalled``: this host paused during it."""
 
     start: float
     requests: int
@@ -58,10 +59,10 @@ class StallSpan(Struct, frozen=True, rename="camel"):
 
 
 class Report(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Of the requests due in the measured part of a test. Times are seconds, rates per second.
+    """On the requests due in the measured part of a test. Times are seconds, rates per second.
 
-    ``good`` counts answers 2xx by their SLO, goodput is that per second. ``steady`` is ``latency`` without the windows
-    in which this host stalled, ``None`` where none is left.
+    ``good`` counts answers 2xx within their SLO, goodput is that per second. ``steady`` is ``latency`` without the
+    windows in which this host stalled, ``None`` if none is left.
     """
 
     seconds: float
@@ -75,22 +76,22 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
     good_share: float
     errors: dict[str, int]
     complaints: dict[str, dict[str, int]]
-    """How answers of each status in ``errors`` began, and how many did so, the most first."""
+    """Beginnings of answers of each status in ``errors``, with counts, the most frequent first."""
     latency: Percentiles | None
     steady: Percentiles | None
     steady_good_share: float | None
     windows: list[Window]
     stalls: list[StallSpan]
     lateness_p99: float
-    """Seconds that a request in a hundred left later than due, stalled windows aside."""
+    """Lateness in seconds that one request in a hundred exceeds, without stalled windows."""
     cpu_share: float
     most_outstanding: int
     generator_limits: list[str]
-    """Why the figures may be the generator's rather than the server's; empty when it kept up."""
+    """Why the generator rather than the server may determine the figures; empty if it kept up."""
 
 
 def percentiles(latencies: Sequence[float]) -> Percentiles | None:
-    """Summarize latencies, ``None`` without any."""
+    """Return percentiles of latencies, ``None`` without any."""
     if not latencies:
         return None
     ordered = sorted(latencies)
@@ -106,14 +107,14 @@ def nearest_rank(ordered: Sequence[float], q: float) -> float:
 def problems(
     url: str, errors: Mapping[str, int], complaints: Mapping[str, Mapping[str, int]], limits: Sequence[str]
 ) -> Iterator[str]:
-    """Yield what went wrong, a line each: errors by kind, and what the generator itself could not do."""
+    """Yield the problems, a line each: errors by kind, and the generator's own limits."""
     for name, count in errors.items():
         line = f"{'status ' + name if name.isdigit() else name}: {count} from POST {url}"
         said = list(complaints.get(name, {}).items())
         if len(said) == 1:
             line += f"; the first: {said[0][0]}"
         yield line
-        # The same status may have several reasons: a model that is gone, and refusals behind it.
+        # The same status may have several causes: a missing model, and rejections as its result.
         if len(said) > 1:
             yield from (f"  {many} of them: {text}" for text, many in said[:MOST_TEXTS])
     for limit in limits:
@@ -123,11 +124,11 @@ def problems(
 def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: float, connections: int) -> Report:
     """Report on the requests due from ``warm_up`` on, for ``seconds``; at least one.
 
-    ``connections`` is how many the generator could have open.
+    ``connections``: most connections of the generator.
     """
     due, done, status = recording.due, recording.done, recording.status
     measured = [index for index in range(len(due)) if due[index] >= warm_up]
-    # 1. Windows, and which of them a stall touched: while it lasted, or through a request that was under way.
+    # 1. Windows, and those affected by a stall: during it, or through a request in progress at that time.
     by_window: dict[int, list[int]] = {int(step): [] for step in range(math.ceil(round(seconds / WINDOW, 6)))}
     for index in measured:
         by_window.setdefault(int((due[index] - warm_up) / WINDOW), []).append(index)
@@ -206,7 +207,7 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
 
 
 def by_status(said: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
-    """Sort texts of errors by their status, the most frequent first."""
+    """Group texts of errors by their status, the most frequent first."""
     found: dict[str, dict[str, int]] = {}
     for (name, text), count in said.most_common():
         texts = found.setdefault(name, {})

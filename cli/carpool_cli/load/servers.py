@@ -1,4 +1,4 @@
-"""What a V1 or V2 server is asked, by a client that needs no more than a request and its answer."""
+"""Requests to a V1 or V2 server, for a client that only sends and receives."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Protocol: TypeAlias = Literal["v1", "v2", "v2-binary"]
 PROTOCOLS: tuple[Protocol, ...] = ("v1", "v2", "v2-binary")
 
 DATATYPES = (*CODES, "BYTES")
-"""Those whose values can be made up."""
+"""Datatypes whose values can be generated."""
 
 GUESSED_DIM = 8
-"""Size of a trailing dimension that the model leaves open and nobody named."""
+"""Default size of a trailing dimension that the model leaves open."""
 
 
 class InputSpec(NamedTuple):
@@ -41,7 +41,7 @@ class InputSpec(NamedTuple):
 
 
 class Request(Struct, frozen=True):
-    """A body to send, with the header fields that it needs."""
+    """A body to send, with its header fields."""
 
     body: bytes
     headers: list[tuple[bytes, bytes]]
@@ -58,14 +58,14 @@ class _Metadata(Struct):
 
 
 def target(address: Address, protocol: Protocol, model: str) -> str:
-    """Return the request target of inference."""
+    """Return the request target for inference."""
     return (
         f"{address.path}/v1/models/{model}:predict" if protocol == "v1" else f"{address.path}/v2/models/{model}/infer"
     )
 
 
 class Goal(NamedTuple):
-    """Where requests go: ``target`` is the request target, on ``server``."""
+    """The destination of requests: ``target`` is the request target, on ``server``."""
 
     server: Address
     """The base URL, for metadata."""
@@ -73,11 +73,11 @@ class Goal(NamedTuple):
     protocol: Protocol
     model: str
     known: bool
-    """Whether the target is one of V1 or V2, so that bodies can be made up for it."""
+    """Whether the target is one of V1 or V2, so that bodies can be generated for it."""
 
     @property
     def url(self) -> str:
-        """The whole URL, for people."""
+        """The whole URL, for users."""
         return f"{self.server._replace(path='')}{self.target}"
 
 
@@ -86,9 +86,9 @@ _V2 = re.compile(r"(?P<prefix>.*)/v2/models/(?P<model>[^/]+(?:/versions/[^/]+)?)
 
 
 def goal(server: Address, model: str | None, protocol: Protocol | None) -> Goal:
-    """Return where requests go: to the URL's path as it is, or, without one or with a ``model``, below it.
+    """Return the destination: the URL's path unchanged, or, without one or with a ``model``, a path below it.
 
-    Raises ``click.UsageError`` where the path says another protocol than ``protocol``.
+    Raises ``click.UsageError`` if the path belongs to another protocol than ``protocol``.
     """
     if model is not None or not server.path:
         model, protocol = model or "standin", protocol or "v1"
@@ -103,9 +103,9 @@ def goal(server: Address, model: str | None, protocol: Protocol | None) -> Goal:
 
 
 def check_reachable(address: Address, timeout: float) -> None:
-    """Open one connection, so that a wrong address is one error and not one for each request.
+    """Open one connection, so that a wrong address gives one error and not one per request.
 
-    Raises ``click.ClickException`` naming the host and what to do.
+    Raises ``click.ClickException`` naming the host and the fix.
     """
     try:
         socket.create_connection((address.host, address.port), timeout).close()
@@ -124,7 +124,7 @@ def check_reachable(address: Address, timeout: float) -> None:
 def inputs_of(address: Address, model: str, timeout: float) -> list[InputSpec]:
     """Ask a V2 server for the inputs of a model; open dimensions other than the rows get ``GUESSED_DIM``.
 
-    Raises ``click.ClickException`` naming what to do instead.
+    Raises ``click.ClickException`` with the alternative.
     """
     path = f"{address.path}/v2/models/{model}"
     connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
@@ -156,7 +156,7 @@ def inputs_of(address: Address, model: str, timeout: float) -> list[InputSpec]:
 
 
 def random_tensor(spec: InputSpec, rows: int, rng: Random) -> Tensor:
-    """Return random values of an input's type: small numbers that every type holds exactly enough."""
+    """Return random values of an input's type: small numbers that every type represents well enough."""
     shape = (rows, *spec.row)
     count = math.prod(shape)
     values: list[Any]
@@ -167,7 +167,7 @@ def random_tensor(spec: InputSpec, rows: int, rng: Random) -> Tensor:
     elif spec.datatype == "BYTES":
         values = [f"text {rng.randrange(10_000)}" for _ in range(count)]
     elif spec.datatype.startswith("FP"):
-        # Multiples of 1/8 are exact in half precision too, so that an echo can be compared value by value.
+        # Multiples of 1/8 are exact in half precision, too, so that an echo can be compared value by value.
         values = [rng.randrange(-64, 64) / 8 for _ in range(count)]
     else:
         values = [rng.randrange(100) for _ in range(count)]
@@ -189,12 +189,12 @@ def request_of(protocol: Protocol, inputs: Sequence[Tensor]) -> Request:
 
 
 def request_from(protocol: Protocol, body: bytes) -> Request:
-    """Wrap a body of inference from a file.
+    """Make a request from an inference body in a file.
 
-    Raises ``Malformed`` where it is not what the protocol says.
+    Raises ``Malformed`` if it violates the protocol.
     """
     if protocol == "v2-binary":
-        # The JSON header's length is told by a header field, which a file does not have: it ends where the object does.
+        # A header field has the JSON header's length, which a file lacks: the header ends where the object ends.
         depth, quoted, escaped = 0, False, False
         for position, byte in enumerate(body):
             if escaped:
@@ -218,7 +218,7 @@ def request_from(protocol: Protocol, body: bytes) -> Request:
 
 
 def is_echo(protocol: Protocol, request: Request, header_length: bytes | None, body: bytes) -> bool:
-    """Say whether an answer gives back the request's rows, in their order, value by value."""
+    """Return whether an answer has the request's rows, in their order, value by value."""
     try:
         if protocol == "v1":
             asked = _decoded(request.body)
@@ -237,7 +237,7 @@ def is_echo(protocol: Protocol, request: Request, header_length: bytes | None, b
 
 
 def nested(values: Sequence[Any], shape: tuple[int, ...]) -> Any:  # noqa: ANN401 - lists as deep as the shape is long
-    """Nest flat values as their shape says."""
+    """Nest flat values by their shape."""
     if len(shape) <= 1:
         return list(values) if shape else values[0]
     step = len(values) // shape[0]

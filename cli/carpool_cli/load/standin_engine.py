@@ -1,4 +1,4 @@
-"""A stand-in for a language model's server: it schedules as an engine does, sleeps as long, and answers with numbers.
+"""A stand-in for an LLM server: it schedules like an engine, sleeps for the step times, and answers with numbers.
 
 Speaks OpenAI's completions and chat completions, in events and whole. A prompt has a token for every four characters;
 an answer has ``max_tokens``, 16 unless given.
@@ -36,7 +36,7 @@ class _StreamOptions(Struct):
 
 
 class _Request(Struct):
-    """What is read of a request."""
+    """The used fields of a request."""
 
     messages: list[_Message] = field(default_factory=list)
     prompt: str = ""
@@ -73,7 +73,7 @@ class _Answer:
             self._base["object"] = "chat.completion.chunk"
 
     def add(self, tokens: int) -> None:
-        """Answer with so many more tokens; each is an event of its own."""
+        """Add tokens to the answer; each is an event of its own."""
         for number in range(self.tokens, self.tokens + tokens):
             if self._asked.stream:
                 if not number:
@@ -82,7 +82,7 @@ class _Answer:
         self.tokens += tokens
 
     def end(self) -> None:
-        """Complete it."""
+        """Complete the answer."""
         self.add(self.sequence.output_tokens - self.tokens)
         if not self._asked.stream:
             text = "".join(f" {number}" for number in range(self.tokens))
@@ -116,7 +116,7 @@ class _Answer:
 
 
 class StandinEngine:
-    """The application. ``play`` has to run beside it."""
+    """The application. ``play`` must run in parallel."""
 
     def __init__(self, model: str, profile: EngineProfile, seed: int, noise: float = 0.0) -> None:
         self._model = model
@@ -129,7 +129,7 @@ class StandinEngine:
         self._preempted = 0
 
     async def play(self) -> None:
-        """Compute what there is, step by step, until cancelled."""
+        """Run the engine's steps until cancelled."""
         now = time.monotonic()
         while True:
             progress = self._engine.run(now, now)
@@ -139,14 +139,14 @@ class StandinEngine:
                 now = time.monotonic()
                 continue
             now = progress.end
-            # Behind a pause of this machine, the steps that were missed are made up for.
+            # After a pause of this machine, catch up on the missed steps.
             await asyncio.sleep(max(0.0, now - time.monotonic()))
             self._advance(progress)
 
     def _advance(self, progress: Progress) -> None:
         self._preempted += len(progress.preempted)
         for sequence in progress.preempted:
-            self._decoding.pop(sequence.key, None)  # the rest of its answer comes at its end
+            self._decoding.pop(sequence.key, None)  # the rest of its answer arrives when the answer ends
         for answer in self._decoding.values():
             if progress.decoding and answer.tokens < answer.sequence.output_tokens:
                 answer.add(progress.steps)
@@ -165,20 +165,20 @@ class StandinEngine:
         """Every body is buffered."""
 
     def sent(self, exchange: Exchange) -> None:
-        """Nothing is kept of an exchange."""
+        """No state is kept per exchange."""
 
     def disconnected(self, exchange: Exchange) -> None:
-        """Stop computing for a client that has left."""
+        """Stop computing for a client that has disconnected."""
         answer = exchange.context
         if isinstance(answer, _Answer) and self._answers.pop(answer.sequence.key, None) is not None:
             self._decoding.pop(answer.sequence.key, None)
             self._engine.cancel(answer.sequence)
 
     def refused(self, refusal: HttpError) -> None:
-        """Nothing to add: the server has answered."""
+        """Nothing to do: the server has answered."""
 
     def request(self, exchange: Exchange) -> None:
-        """Answer a request: completions as they are computed, all else at once."""
+        """Answer a request: completions as they are computed, everything else at once."""
         if exchange.method == b"POST" and exchange.path in {b"/v1/completions", b"/v1/chat/completions"}:
             self._generate(exchange)
         elif exchange.path == b"/v1/models":
@@ -205,7 +205,7 @@ class StandinEngine:
         self._work.set()
 
     def _metrics(self) -> bytes:
-        """Say what vLLM's ``/metrics`` says of these."""
+        """Return these figures in the format of vLLM's ``/metrics``."""
         running, waiting, share = self._engine.load
         labels = f'{{engine="0",model_name="{self._model}"}}'
         lines = (
@@ -218,6 +218,6 @@ class StandinEngine:
 
 
 def _refuse(exchange: Exchange, code: str, message: str) -> None:
-    """Answer 400 as OpenAI does."""
+    """Answer 400 in OpenAI's format."""
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     exchange.respond(400, [_JSON], msgspec.json.encode({"error": error}))

@@ -1,8 +1,8 @@
-"""A model server whose answers are an echo and whose time is an accelerator's: slept, not computed.
+"""A model server that answers with an echo after an accelerator's latency: it sleeps instead of computing.
 
-Speaks KServe V1 and Open Inference V2 (JSON and binary tensors). What it says is a function of what it was asked, so a
-proxy in front of it can be checked value by value; how long it takes is t(b) of a profile, so a proxy can be measured
-against a device that is not there.
+Speaks KServe V1 and Open Inference V2 (JSON and binary tensors). Its answer is a function of the request, so a proxy in
+front of it can be checked value by value. Its latency is that of a profile, so a proxy can be measured against a device
+that is not there.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ _JSON = (b"content-type", b"application/json")
 
 
 class Nastiness(Struct, frozen=True):
-    """How the server misbehaves, for tests of those in front of it. Times in seconds since it was started."""
+    """Injected faults, for tests of proxies in front of it. Times in seconds since the start."""
 
     poison: str | float | None = None
     """A request with this value anywhere in its rows fails as a whole, with 500."""
     wrong_rows: bool = False
-    """Answers to more than one row lack the last."""
+    """Answers to more than one row lack the last row."""
     cold: float = 0.0
     """The first batch of each size takes this much longer."""
     ready_at: float = 0.0
-    """Not ready before: 503 to all but liveness."""
+    """Not ready before: 503 for everything but liveness."""
     outages: tuple[tuple[float, float], ...] = ()
-    """(from, to): 503 to all but liveness."""
+    """(from, to): 503 for everything but liveness."""
 
     def is_down(self, now: float) -> bool:
-        """Say whether the model can't be asked at ``now``."""
+        """Return whether the model is unavailable at ``now``."""
         return now < self.ready_at or any(start <= now < stop for start, stop in self.outages)
 
 
 class Device:
-    """Takes t(rows) for each batch on as many executors as the profile has, first come, first served.
+    """Takes the profile's latency for each batch, with the profile's server concurrency, first come, first served.
 
-    Each executor is a thread that sleeps: event loops wake at whole milliseconds, threads within 0.1 ms.
+    Each concurrent batch has a thread that sleeps: event loops wake at whole milliseconds, threads within 0.1 ms.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Device:
         self._threads.submit(self._run, seconds, done)
 
     def close(self) -> None:
-        """Let what is in service end; drop what waits."""
+        """Let batches in service end; drop waiting ones."""
         self._threads.shutdown(cancel_futures=True)
 
     def _run(self, seconds: float, done: Callable[[], None]) -> None:
@@ -123,9 +123,9 @@ class Failure(Exception):  # noqa: N818 - an answer, not a fault of this program
 
 
 class Standin:
-    """The application: routes, answers, and waits for the device before it gives them.
+    """The application: routes requests, and answers after the device's latency.
 
-    ``clock`` gives seconds since the server was started.
+    ``clock`` returns seconds since the start of the server.
     """
 
     def __init__(
@@ -142,16 +142,16 @@ class Standin:
         """Every body is buffered."""
 
     def sent(self, exchange: Exchange) -> None:
-        """Nothing is kept of an exchange."""
+        """No state is kept per exchange."""
 
     def disconnected(self, exchange: Exchange) -> None:
-        """As real servers do, this one computes on."""
+        """Continue computing, as real servers do."""
 
     def refused(self, refusal: HttpError) -> None:
-        """Nothing to add: the server has answered."""
+        """Nothing to do: the server has answered."""
 
     def request(self, exchange: Exchange) -> None:
-        """Answer a request: inference after its service time, all else at once."""
+        """Answer a request: inference after its service time, everything else at once."""
         try:
             answer = self._answer(exchange)
         except Failure as failure:
@@ -197,7 +197,7 @@ class Standin:
         raise Failure(404, f"nothing at {path}; this serves one model, {self._model!r}")
 
     def stats(self) -> dict[str, Any]:
-        """Tell what the device did so far."""
+        """Return the device's counts so far."""
         return {
             "requests": self._requests,
             "rows": sum(rows * count for rows, count in self._device.batches.items()),
@@ -272,7 +272,7 @@ def _must_post(method: bytes) -> None:
 
 
 def _first_rows(tensor: tensors.Tensor, rows: int) -> tensors.Tensor:
-    """Return the tensor's first rows: itself, verbatim, when that is all of them."""
+    """Return the tensor's first rows; the original tensor, verbatim, if these are all rows."""
     if rows == tensor.shape[0]:
         return tensor
     kept = tensor.values()[: rows * len(tensor.values()) // tensor.shape[0]]

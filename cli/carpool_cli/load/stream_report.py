@@ -1,4 +1,4 @@
-"""What a recording of token streams says: goodput by both targets, percentiles, and whether the generator kept up."""
+"""The report on token streams: goodput by both targets, percentiles, and whether the generator kept up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StreamReport(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Of the requests due in the measured part of a test. Times are seconds, rates per second.
+    """On the requests due in the measured part of a test. Times are seconds, rates per second.
 
     ``good`` are complete answers within TTFT and TPOT. Percentiles are of complete answers; ``itl``: gaps between
     chunks with text.
@@ -30,11 +30,11 @@ class StreamReport(Struct, frozen=True, kw_only=True, rename="camel"):
     goodput: float
     good_share: float
     steady_good_share: float | None
-    """Without requests that were under way while this host paused; None if none is left."""
+    """Without requests that were in progress while this host paused; None if none is left."""
     prompt_tokens: int
-    """As the server counts them; 0 if it does not say."""
+    """As counted by the server; 0 if it reports none."""
     output_tokens: int
-    """As the server counts them, else chunks with text."""
+    """As counted by the server, else chunks with text."""
     output_rate: float
     ttft: Percentiles | None
     tpot: Percentiles | None
@@ -42,12 +42,12 @@ class StreamReport(Struct, frozen=True, kw_only=True, rename="camel"):
     whole: Percentiles | None
     errors: dict[str, int]
     complaints: dict[str, dict[str, int]]
-    """How answers of each kind in ``errors`` began, and how many did so, the most first."""
+    """Beginnings of answers of each kind in ``errors``, with counts, the most frequent first."""
     pauses: int
     paused_seconds: float
     most_outstanding: int
     generator_limits: list[str]
-    """Why the figures may be the generator's rather than the server's; empty when it kept up."""
+    """Why the generator rather than the server may determine the figures; empty if it kept up."""
 
 
 def summarize(recording: StreamRecording, *, slo: Slo, warm_up: float, seconds: float) -> StreamReport:

@@ -1,6 +1,6 @@
-"""Open-loop load of token streams on a server with OpenAI's API, and when every chunk of the answers came.
+"""Open-loop load of token streams on a server with OpenAI's API; records the arrival of every chunk.
 
-Each request has a connection of its own. As in `loadgen`, times count from when a request was due.
+Each request has a connection of its own. As in `loadgen`, times count from a request's due time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ OK = 200
 
 
 class Streamed(NamedTuple):
-    """What became of a request; times are seconds from the start, ``first`` and ``last`` of chunks with text.
+    """The result of a request; times are seconds from the start, ``first`` and ``last`` of chunks with text.
 
-    ``failure`` is empty for a complete answer, else an HTTP status or what happened. ``complaint`` is how an answer
-    that is an error began.
+    ``failure`` is empty for a complete answer, else an HTTP status or an outcome. ``complaint`` is the beginning of an
+    error answer.
     """
 
     due: float
@@ -57,7 +57,7 @@ class Streamed(NamedTuple):
 
 
 class StreamRecording(NamedTuple):
-    """All that ended, in the order in which they were due; ``left_out`` were under way when it was stopped."""
+    """All ended requests, in the order in which they were due; ``left_out`` were in progress when it was stopped."""
 
     streams: list[Streamed]
     stalls: list[Stall]
@@ -80,7 +80,7 @@ class _Event(Struct):
 
 
 class Answer:
-    """A stream of server-sent events as its bytes come in."""
+    """A stream of server-sent events, fed with bytes."""
 
     def __init__(self) -> None:
         self.first = self.last = 0.0
@@ -96,7 +96,7 @@ class Answer:
         return len(self.gaps) + 1 if self.first else 0
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take bytes of the body that came at ``now``, which is above 0."""
+        """Add bytes of the body that arrived at ``now``, which is above 0."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -125,14 +125,14 @@ class Answer:
 
 
 def _has_text(delta: object) -> bool:
-    """Say whether a chunk of a chat brings something: text, reasoning, a tool's arguments."""
+    """Return whether a chunk of a chat has content: text, reasoning, a tool's arguments."""
     return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
 
 
 class StreamGenerator:
-    """Sends ``bodies``, one at each of the ``due`` times, and records what comes back.
+    """Sends ``bodies``, one at each of the ``due`` times, and records the answers.
 
-    A request whose answer has not ended ``timeout`` seconds after it was sent has failed.
+    A request without a complete answer ``timeout`` seconds after it was sent has failed.
     """
 
     def __init__(
@@ -164,14 +164,14 @@ class StreamGenerator:
         self._stopped_at: float | None = None
 
     def stop(self) -> None:
-        """Send no more and wait for nothing; ``run`` returns what ended so far."""
+        """Send no more and wait for nothing; ``run`` returns the results so far."""
         if self._sending is not None and self._stopped_at is None:
             self._stopped_at = self.now()
             self._sending.cancel()
 
     @property
     def under_way(self) -> int:
-        """Requests that were sent and have not ended."""
+        """Sent requests that have not ended."""
         return len(self._under_way)
 
     def now(self) -> float:
@@ -179,7 +179,7 @@ class StreamGenerator:
         return time.monotonic() - self._started
 
     async def run(self) -> StreamRecording:
-        """Send everything, wait for the answers, and return what was recorded."""
+        """Send everything, wait for the answers, and return the recording."""
         cpu = time.process_time()
         watcher = StallWatcher()
         watcher.start()
@@ -247,7 +247,7 @@ class StreamGenerator:
 
 
 class _Shot(asyncio.Protocol):
-    """One request under way."""
+    """One request in progress."""
 
     def __init__(self, generator: StreamGenerator, index: int, request: bytes) -> None:
         self.over = asyncio.Event()
@@ -260,7 +260,7 @@ class _Shot(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._body = b""
 
-    # What asyncio calls
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)
@@ -282,7 +282,7 @@ class _Shot(asyncio.Protocol):
             self.failed("connection lost")
         self.over.set()
 
-    # What the parser calls
+    # Called by the parser
 
     def on_body(self, body: bytes) -> None:
         if self._parser.get_status_code() == OK:
@@ -301,7 +301,7 @@ class _Shot(asyncio.Protocol):
         else:
             self._end("", "")
 
-    # What both come to
+    # Called by both
 
     def failed(self, why: str) -> None:
         """Record a failure, unless it ended before."""

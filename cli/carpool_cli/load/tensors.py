@@ -1,6 +1,6 @@
-"""Tensors as the Open Inference protocol (V2) carries them: JSON values or little-endian bytes, and the two converted.
+"""Tensors of the Open Inference protocol (V2): JSON values or little-endian bytes, with conversions between them.
 
-Written apart from the sidecar's codec on purpose: what checks a proxy must not share its mistakes.
+Deliberately separate from the sidecar's codec: a test of a proxy must not share its mistakes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Raw, Struct
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# Struct codes; BF16 has none, and JSON can't carry it.
+# Struct codes; BF16 has none, and JSON can't represent it.
 CODES = {
     "BOOL": "?", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i",
     "INT64": "q", "FP16": "e", "FP32": "f", "FP64": "d",
@@ -26,11 +26,11 @@ HEADER_LENGTH = b"inference-header-content-length"
 
 
 class Malformed(ValueError):  # noqa: N818 - reads as the sentence it starts
-    """A message that is not what the protocol says; the text names the place."""
+    """A message that violates the protocol; the text names the place."""
 
 
 class Tensor(Struct, frozen=True):
-    """A named tensor, dim 0 the rows. One of ``json`` (the ``data`` member, verbatim) and ``binary`` is given."""
+    """A named tensor, dim 0 the rows. Either ``json`` (the ``data`` member, verbatim) or ``binary`` is given."""
 
     name: str
     datatype: str
@@ -41,7 +41,7 @@ class Tensor(Struct, frozen=True):
     def as_binary(self) -> bytes:
         """Return the elements as little-endian bytes, C order.
 
-        Raises ``Malformed`` where JSON holds something the datatype can't.
+        Raises ``Malformed`` if JSON has a value that the datatype can't represent.
         """
         if self.binary is not None:
             return self.binary
@@ -56,7 +56,7 @@ class Tensor(Struct, frozen=True):
     def as_json(self) -> bytes:
         """Return the ``data`` member.
 
-        Raises ``Malformed`` where the datatype has no form in JSON.
+        Raises ``Malformed`` if JSON can't represent the datatype.
         """
         if self.json is not None:
             return self.json
@@ -73,12 +73,12 @@ class Tensor(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True):
-    """A request's or an answer's tensors and what else of it matters here."""
+    """The tensors of a request or an answer, and the other fields used here."""
 
     tensors: tuple[Tensor, ...]
     id: str | None = None
     wanted: tuple[tuple[str, bool], ...] = ()
-    """Outputs asked for, and whether in binary; none stands for all."""
+    """Requested outputs, and whether in binary; empty: all outputs."""
     binary_wanted: bool = False
 
 
@@ -172,7 +172,7 @@ def encode(fields: dict[str, Any], member: str, tensors: Sequence[tuple[Tensor, 
 def byte_elements(data: bytes) -> Iterator[bytes]:
     """Walk a BYTES tensor: 4-byte little-endian lengths, each followed by its element.
 
-    Raises ``Malformed`` where it is cut short.
+    Raises ``Malformed`` if it is truncated.
     """
     position = 0
     while position < len(data):

@@ -1,4 +1,4 @@
-"""What `simulate` and `recommend` have in common: a load, a device and a policy, from what was typed."""
+"""Shared by `simulate` and `recommend`: a load, a device and a policy, from the command line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MOST_REQUESTS = 2_000_000
 """Half a minute of simulation."""
 
 TRACES = "CARPOOL_TRACES"
-"""Environment variable naming the folder in which traces are looked for."""
+"""Environment variable with the folder of traces."""
 
 AZURE = "AzureLLMInferenceTrace_conv.csv"
 
@@ -69,7 +69,7 @@ def slo_policy(
 ) -> BatchingPolicy:
     """Return the policy of a p99 (seconds) and bounds.
 
-    Raises ``click.ClickException`` naming the field that contradicts another.
+    Raises ``click.ClickException`` naming the contradicting field.
     """
     policy = BatchingPolicy(
         slo=SLO(latency=Latency(p99=Duration(slo))),
@@ -83,14 +83,14 @@ def slo_policy(
         admission=Admission(timeout=None if timeout is None else Duration(timeout), shed_at=shed_at),
     )
     try:
-        # The default baseline may lie outside of narrow bounds, and nobody named it.
+        # The default baseline may be outside of narrow bounds, and the user did not choose it.
         return replace(policy, baseline=policy.limits().clamp(policy.baseline)).validate()
     except PolicyError as error:
         raise click.ClickException(str(error)) from None
 
 
 def held(policy: BatchingPolicy, parameters: Parameters) -> BatchingPolicy:
-    """Return a policy that is held at ``parameters``, wherever its own bounds are."""
+    """Return a policy fixed at ``parameters``, whatever its own bounds are."""
     size, wait, slots = parameters.max_batch, parameters.max_wait, parameters.max_in_flight
     return replace(
         policy,
@@ -104,7 +104,7 @@ def held(policy: BatchingPolicy, parameters: Parameters) -> BatchingPolicy:
 
 
 def configured(path: Path) -> tuple[BatchingPolicy, Parameters]:
-    """Return the policy of a sidecar's file, and what a model that it does not name starts with.
+    """Return the policy of a sidecar's file, and the initial parameters of a model that it does not name.
 
     Raises ``click.ClickException`` naming the field.
     """
@@ -118,18 +118,18 @@ def configured(path: Path) -> tuple[BatchingPolicy, Parameters]:
 
 
 def budget(policy: BatchingPolicy) -> float:
-    """Return the share of requests that a plan may miss: half of what the SLO allows, as the tuner plans."""
+    """Return the share of requests that a plan may miss: half of what the SLO allows, as in the tuner."""
     quantile, _ = policy.slo.percentiles[-1]
     return (1 - quantile) / 2
 
 
 def known(profile: DeviceProfile) -> ServiceTime:
-    """Return a profile's curve as one whose executors are in no doubt: more in flight would only queue."""
+    """Return a profile's curve with certain server concurrency: more batches in flight would only queue."""
     return replace(profile.service_time(), largest_in_flight=2 * profile.executors)
 
 
 def device(profile: DeviceProfile, largest_request: int = 1) -> Device:
-    """Return a device that takes the profile's times, for batches and single requests of any size in use."""
+    """Return a device with the profile's times, for batches and single requests of any size in use."""
     largest = max(1024, 2 * profile.rows[-1], largest_request)
     return Device(
         times=table(profile.service_time().table(largest)),
@@ -140,7 +140,7 @@ def device(profile: DeviceProfile, largest_request: int = 1) -> Device:
 
 
 class Arrivals(NamedTuple):
-    """When requests come, seconds from 0, and how one would call that."""
+    """The times of requests, seconds from 0, and their description."""
 
     times: list[float]
     described: str
@@ -149,7 +149,7 @@ class Arrivals(NamedTuple):
 def arrivals(rate: float | None, cv: float, trace: Path | None, seconds: float, seed: int) -> Arrivals:
     """Draw or read the arrivals of the first ``seconds``.
 
-    Raises ``click.ClickException`` where there are none, or too many to play.
+    Raises ``click.ClickException`` if there are none, or too many to simulate.
     """
     if trace is not None:
         times, described = read_trace(trace, rate)
@@ -169,22 +169,22 @@ def arrivals(rate: float | None, cv: float, trace: Path | None, seconds: float, 
 
 
 def process_of(rate: float, cv: float) -> Fitted:
-    """Return the process whose gaps have a coefficient of variation of ``cv``."""
+    """Return the process whose gaps have the coefficient of variation ``cv``."""
     return Poisson(rate) if cv == 1 else Gamma(rate, cv)
 
 
 LONGER = 0.5
-"""Seconds over which counts show whether bursts outlast a window: the tuner's interval."""
+"""Seconds over which counts show whether bursts are longer than a window: the tuner's interval."""
 
 
 def burstiness(times: list[float]) -> Fitted:
-    """Return the simplest process that a recording could be of, as the tuner would see it."""
+    """Return the simplest process that fits a recording, by the tuner's rule."""
     counts, longer = WindowCounts.of(times, times[-1]), WindowCounts.of(times, times[-1], LONGER)
     return fitted(counts.rate, counts, longer.dispersion, longer.window)
 
 
 def read_trace(path: Path, rate: float | None) -> tuple[list[float], str]:
-    """Read recorded arrivals: seconds, one a line, or the Azure LLM trace of 2023; rescaled to ``rate`` if given.
+    """Read recorded arrivals: seconds, one per line, or the Azure LLM trace of 2023; rescaled to ``rate`` if given.
 
     Raises ``click.ClickException`` naming the file and the line.
     """
@@ -203,12 +203,12 @@ def read_trace(path: Path, rate: float | None) -> tuple[list[float], str]:
         mean = (len(recorded) - 1) / (recorded[-1] - recorded[0])
         return scaled(recorded, 1.0), f"{found.name} at its own pace, {number(mean)}/s"
     trace = Trace.at_rate(recorded, rate)
-    # A factor of 0.01: an hour in 36 s. What is slower than the queue is squeezed with the rest, so it is named.
+    # A factor of 0.01: an hour in 36 s. Changes slower than the queue are compressed, too, so the factor is reported.
     return list(trace.recorded), f"{found.name} at {number(rate)}/s, its clock times {trace.factor:.4g}"
 
 
 def find(path: Path) -> Path:
-    """Return where a trace is: here, or in the folder that `TRACES` names; ``azure`` is the one of 2023."""
+    """Return the path of a trace: here, or in the folder that `TRACES` names; ``azure`` is the one of 2023."""
     named = Path(AZURE) if str(path) == "azure" else path
     folders = (Path(), Path(os.environ.get(TRACES, "../shared/data")))
     for candidate in (folder / named for folder in folders):
@@ -218,12 +218,12 @@ def find(path: Path) -> Path:
 
 
 def percent(share: float) -> str:
-    """Return a share as a person reads it: ``0.35 %``."""
+    """Format a share for users: ``0.35 %``."""
     return f"{share * 100:.3g} %"
 
 
 def lines(rows: Iterable[tuple[str, ...]]) -> str:
-    """Return a table, first column to the left, the others to the right, no wider than they need be."""
+    """Format a table, first column to the left, the others to the right, with minimal widths."""
     listed = list(rows)
     widths = [max(len(row[column]) for row in listed) for column in range(len(listed[0]))]
     return "\n".join(

@@ -1,7 +1,8 @@
-"""Loads of the past, from what a Prometheus stored of sidecars' additive counters. Pure: questions, and their answers.
+"""Past loads, from Prometheus' samples of sidecars' additive counters. Pure: builds queries, and parses the answers.
 
-``increase()`` repairs restarts by what it has, and extrapolates to the ends of its window by less than a scrape. For
-decisions that is too little (``carpool_operator.tuning.sources.scrapes``); for sums over hours it is far below 1 %.
+``increase()`` handles restarts approximately, and extrapolates to the ends of its window by less than a scrape. For
+decisions that is not exact enough (``carpool_operator.tuning.sources.scrapes``); for sums over hours the error is far
+below 1 %.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     from carpool.learning.latency_model import ServiceTime
 
 STEPS = 500
-"""Loads that a time is divided into, at most."""
+"""Most steps of constant load that a time is divided into."""
 
 SHORTEST, PARTS = 120.0, 10
-"""Seconds of one load at least, unless the time has fewer than so many of them: several scrapes."""
+"""Least seconds of a step, unless the time has fewer than ``PARTS`` of them: several scrapes."""
 
 WORKLOAD = ("namespace", "target", "model")
-"""``target`` is set by the chart's PodMonitor, e.g. ``Deployment/resnet``; empty where nothing sets it."""
+"""The chart's PodMonitor sets ``target``, e.g. ``Deployment/resnet``; empty if nothing sets it."""
 CELL = (*WORKLOAD, *KIND)
 COUNTERS = {
     "arrivals": "carpool_arrivals_total",
@@ -45,15 +46,15 @@ COUNTERS = {
 CELLS = ("carpool_batches_total", "carpool_batch_busy_seconds_total", "carpool_batch_busy_seconds_squared_total")
 
 LEAST = 2
-"""Arrivals in a step from which its windows show anything of burstiness."""
+"""Least arrivals in a step whose windows can show burstiness."""
 
 
 class HistoryError(ValueError):
-    """What Prometheus holds is not enough; says what is missing and what to do."""
+    """Prometheus' data does not suffice; the message has what is missing and the fix."""
 
 
 class Series(Struct, frozen=True):
-    """One series of an answer: ``values`` of a range, or the one ``value`` of a moment."""
+    """One series of an answer: ``values`` of a range query, or the one ``value`` of an instant query."""
 
     metric: dict[str, str]
     values: list[tuple[float, str]] = []
@@ -61,7 +62,7 @@ class Series(Struct, frozen=True):
 
 
 class Questions(NamedTuple):
-    """PromQL by name: of the whole range, step by step, and of its end."""
+    """PromQL queries by name: over the whole range, step by step, and at its end."""
 
     step: float
     ranges: dict[str, str]
@@ -69,7 +70,7 @@ class Questions(NamedTuple):
 
 
 class Past(Struct, frozen=True):
-    """One model of one workload."""
+    """The past of one model of one workload."""
 
     name: str
     situation: Situation
@@ -80,23 +81,23 @@ class Past(Struct, frozen=True):
 
 
 class Unknown(Struct, frozen=True):
-    """One that had requests, and that Prometheus does not hold enough of."""
+    """A model that had requests, but whose data in Prometheus does not suffice."""
 
     name: str
     error: str
-    """What is missing, and what to do."""
+    """What is missing, and the fix."""
 
 
 Steps = dict[str, dict[tuple[str, ...], dict[int, float]]]
-"""Answers over time: by question, workload, and number of the step."""
+"""Results over time: by query, workload, and number of the step."""
 
 POD = (*WORKLOAD, "pod")
 SURE = 'executors="0"'
-"""Cells that suppose a number of executors count the same batches again."""
+"""Cells for a server concurrency above 1 count the same batches again."""
 
 
 def questions(since: float, selector: str = "") -> Questions:
-    """Return what to ask of the last ``since`` seconds; ``selector``: matchers, such as ``namespace="shop"``."""
+    """Return the queries for the last ``since`` seconds; ``selector``: matchers, such as ``namespace="shop"``."""
     step = max(min(SHORTEST, since / PARTS), since / STEPS)
     window, whole = f"[{max(round(1000 * step), 1)}ms]", f"[{max(round(1000 * since), 1)}ms]"
 
@@ -104,7 +105,7 @@ def questions(since: float, selector: str = "") -> Questions:
         matchers = ",".join(filter(None, (selector, more)))
         return f"sum by ({', '.join(labels)}) (increase({metric}{{{matchers}}}{over}))"
 
-    # Whether the server scraped anything at all, whatever the selector: all sidecars may be gone for a time.
+    # Whether the server scraped anything at all, whatever the selector: at times there may be no sidecar.
     scraped = f"count(count_over_time(up{window}))"
     pods = f"count by ({', '.join(WORKLOAD)}) (carpool_arrivals_total{{{selector}}})"
     slo, by_pod = f"carpool_slo_target_seconds{{{selector}}}", "max by (namespace, pod, quantile)"
@@ -134,9 +135,9 @@ def pasts(
     objective: str | None = None,
     target_utilization: int | None = None,
 ) -> list[Past | Unknown]:
-    """Read the answers: every model that had requests. ``slo``: p99 in place of the sidecars' own, seconds.
+    """Parse the answers: every model that had requests. ``slo``: p99 instead of the sidecars' own, seconds.
 
-    Raises ``HistoryError`` where there is none.
+    Raises ``HistoryError`` if there is none.
     """
     began = min((at for some in ranges.values() for each in some for at, _ in each.values), default=0.0)
     steps = {name: _steps(series, began, asked.step) for name, series in ranges.items()}
@@ -144,9 +145,9 @@ def pasts(
     services = {of: _service(ends, of) for of in asked_for}
     busy = _busy(ends, {of: each.executors for of, each in services.items() if each is not None})
     known = [step for arrivals in steps["arrivals"].values() for step in arrivals]
-    # All over the same time. Two workloads that followed one another would otherwise add up to two replicas.
+    # All over the same time. Otherwise two workloads in succession would add up to two replicas.
     time = range(min(known, default=0), max(known, default=0) + 1)
-    # While the server was away, nothing is known: that is no time without load, nor without pods.
+    # While the server was down, nothing is known: that time does not count as without load, or without pods.
     scraped = {at for seen in steps.get("scraped", {}).values() for at in seen}
     span = [at for at in time if at in scraped.union(known)] if scraped else time
     found: list[Past | Unknown] = []
@@ -189,12 +190,12 @@ def _past(
     targets: Targets,
     busy: float,
 ) -> Past:
-    """Put together one model's over the steps of a ``span``; ``busy``: device seconds that it had in a step."""
+    """Combine one model's data over the steps of a ``span``; ``busy``: its device seconds in a step."""
     arrivals, pods = steps["arrivals"][of], steps["pods"].get(of, {})
     load = [Stretch(step, arrivals.get(at, 0.0) / step, least=min(round(pods.get(at, 0.0)), 1)) for at in span]
     situation = Situation(
         process=_process(steps, of),
-        # That more are computed at once was never seen.
+        # Greater concurrency was never observed.
         service=replace(service, largest_in_flight=max(service.largest_in_flight, service.executors + 1)),
         target=targets.shortest,
         budget=assumptions.budget(policy),
@@ -210,7 +211,7 @@ def _past(
 
 
 def _name(of: tuple[str, ...]) -> str:
-    """Write ``shop/Deployment/resnet/m``, or ``shop/m`` without a target."""
+    """Return ``shop/Deployment/resnet/m``, or ``shop/m`` without a target."""
     return "/".join(filter(None, of)) or "model"
 
 
@@ -237,8 +238,8 @@ def _busy(
 ) -> dict[tuple[str, ...], float]:
     """Return the counted device seconds by model.
 
-    A pod's is the wall time with a batch in flight. Where executors compute several at once, it is what the batches
-    took, shared by these, if that is less: a device that computes four at once is a quarter busy with one.
+    A pod's are the wall time with a batch in flight. With a server concurrency above 1 they are the batches' total time
+    divided by the concurrency, if that is less: a device that can compute four at once is a quarter busy with one.
     """
     pods: dict[tuple[str, str], dict[tuple[str, ...], float]] = {}
     for (*of, pod), seconds in _end(ends["work"], POD).items():
@@ -247,7 +248,8 @@ def _busy(
     for (namespace, pod), wall in _end(ends["busy"], ("namespace", "pod")).items():
         works = pods.get((namespace, pod), {})
         total = sum(works.values())
-        # With one executor batches take no less than the wall time. First batches of a size are only counted in that.
+        # With a concurrency of 1, batches take at least the wall time. Only the wall time includes first batches of a
+        # size.
         several = any(executors.get(of, 1) > 1 for of in works)
         busy = min(wall, total) if several else wall
         for each, work in works.items():
@@ -257,7 +259,7 @@ def _busy(
 
 
 def _service(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...]) -> ServiceTime | None:
-    """Learn batch latency from the counts of the whole time, as a tuner does that begins with them."""
+    """Learn batch latency from the counts of the whole time, like a tuner that starts with them."""
     batches, busy, squared = (_end(ends[metric], CELL) for metric in CELLS)
     samples = []
     for own, count in batches.items():
@@ -271,7 +273,7 @@ def _service(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...]) -> Servi
 
 
 class Targets(NamedTuple):
-    """The highest percentile in force in a model's pods, and its seconds: the shortest and the longest."""
+    """The highest percentile targeted by a model's pods, and its seconds: the shortest and the longest."""
 
     quantile: float
     shortest: float
@@ -291,13 +293,13 @@ class Targets(NamedTuple):
 
 
 def _targets(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...]) -> Targets:
-    """Return what a model's pods promise.
+    """Return the SLO of a model's pods.
 
     Raises ``HistoryError``.
     """
     pods = {own[-1] for own in _end(ends["work"], POD) if own[:-1] == of}
     targets: dict[float, list[float]] = {}
-    for name in ("slo", "last slo"):  # the present one; of a workload that is gone, its last
+    for name in ("slo", "last slo"):  # the present one; for a deleted workload, its last one
         for (namespace, pod, q), seconds in _end(ends[name], ("namespace", "pod", "quantile")).items():
             if namespace == of[0] and pod in pods and float(q) in PERCENTILES:
                 targets.setdefault(float(q), []).append(seconds)
@@ -310,7 +312,7 @@ def _targets(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...]) -> Targe
 
 
 def _process(steps: Steps, of: tuple[str, ...]) -> Any:  # noqa: ANN401 - a process
-    """Return burstiness within steps, the median of the requests: where the load moves in a step, it looks bursty."""
+    """Return burstiness within steps, the median of the requests: a load that changes within a step looks bursty."""
     found = []
     for at, arrivals in steps["arrivals"][of].items():
         windows = steps["windows"].get(of, {}).get(at, 0.0)

@@ -1,4 +1,4 @@
-"""What replicas cost. The only place in which money is computed."""
+"""The cost of replicas. Money is computed only here."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ MONTH = 730.0
 
 
 class Price(Struct, frozen=True):
-    """Of one replica."""
+    """The price of one replica."""
 
     hour: float
-    """Of the accelerator that each replica has, by the hour."""
+    """Per hour, of each replica's accelerator."""
 
     def month(self, replicas: float) -> float:
-        """Return what so many replicas (in the mean) cost in a month."""
+        """Return the cost of a (mean) number of replicas per month."""
         return self.hour * MONTH * replicas
 
 
 class PricesError(ValueError):
-    """What is wrong with a file of prices, and where."""
+    """An error in a file of prices, and its place."""
 
 
 class NodePrice(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Of nodes that have all these labels; none: of every node."""
+    """Price of nodes that have all these labels; without labels: of every node."""
 
     gpu_hour: float
     labels: dict[str, str] = {}
@@ -57,16 +57,16 @@ def read_prices(path: Path) -> list[NodePrice]:
 
 
 def price_of(prices: list[NodePrice], labels: Mapping[str, str]) -> Price | None:
-    """Return the first price whose labels a node has."""
+    """Return the first price that matches a node's labels."""
     found = (each.gpu_hour for each in prices if each.labels.items() <= labels.items())
     return next((Price(each) for each in found), None)
 
 
 def mean(prices: list[Price]) -> Price:
-    """Return what one of several replicas costs."""
+    """Return the mean price of several replicas."""
     return Price(sum(each.hour for each in prices) / len(prices))
 
 
 def written(amount: float) -> str:
-    """Write an amount as a person reads it: ``1,825.00``, ``-912.50``. The currency is that of the price."""
+    """Format an amount for users: ``1,825.00``, ``-912.50``. The currency is that of the price."""
     return f"{amount:,.2f}"

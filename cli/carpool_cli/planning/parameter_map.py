@@ -1,4 +1,4 @@
-"""The plane of (max_batch, max_wait): what each point of it would come to, and how a terminal shows that."""
+"""The map of (max_batch, max_wait): the forecast of each point, and its table for a terminal."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from carpool.policy.parameters import Limits
 
 MOST_SIZES = 14
-"""Sizes of a plane; marked points have theirs besides."""
+"""Sizes of a map; marked points have theirs in addition."""
 
 
 class Point(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One configuration's forecast, nobody refused."""
+    """One configuration's forecast, without rejections."""
 
     max_batch: int
     max_wait: float
     latency: float
-    """Seconds that the SLO's highest percentile comes to."""
+    """Forecast of the SLO's highest percentile, seconds."""
     device_time: float
-    """Seconds a request."""
+    """Seconds per request."""
     miss_share: float
     holds: bool
-    """The SLO, by the tuner's rule: half of the misses that it allows. What does not is infeasible."""
+    """Whether it meets the SLO by the tuner's rule: half of the misses that it allows. Otherwise it is infeasible."""
     holds_ahead: bool
-    """Likewise at 1.25 times the load."""
+    """The same at 1.25 times the load."""
 
 
 class Plane(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -49,18 +49,18 @@ class Plane(Struct, frozen=True, kw_only=True, rename="camel"):
     waits: list[float]
     """Seconds."""
     points: list[list[Point]]
-    """A list of waits for each size."""
+    """A list by wait for each size."""
     measured: tuple[int, int]
-    """Rows from which and up to which t(b) was measured: all else is extrapolated."""
+    """Rows from which and up to which batch latency was measured: everything else is extrapolated."""
 
     def extrapolated(self, size: int) -> bool:
-        """Whether batches of up to so many rows have sizes that t(b) was not measured for."""
+        """Whether some batches of up to ``rows`` rows have sizes without measured latency."""
         return not self.measured[0] <= size <= self.measured[1]
 
     def place(self, parameters: Parameters) -> tuple[int, int] | None:
-        """Return the row and the column of a configuration, ``None`` where this plane does not have it.
+        """Return the row and the column of a configuration, ``None`` if this map does not have it.
 
-        One that passes requests one by one stands where batches of one do.
+        Pass-through has the place of batches of one.
         """
         if parameters.max_in_flight != self.max_in_flight:
             return None
@@ -73,7 +73,7 @@ class Plane(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def grid(limits: Limits, marked: Iterable[Parameters]) -> tuple[list[int], list[float]]:
-    """Return sizes and waits that cover the limits, with those of the ``marked`` configurations."""
+    """Return sizes and waits that cover the limits, and those of the ``marked`` configurations."""
     merging = [each for each in marked if not each.pass_through]
     sizes = {
         limits.min_batch,
@@ -83,7 +83,7 @@ def grid(limits: Limits, marked: Iterable[Parameters]) -> tuple[list[int], list[
     own = {each.max_batch for each in merging} | {limits.min_batch, limits.max_batch}
     listed = sorted(sizes | own)
     while len(listed) > max(MOST_SIZES, len(own)):
-        # Of small sizes there are most: every second of those that nobody marked goes first.
+        # Most sizes are small: every second unmarked one of these is dropped first.
         listed.remove(next(each for each in listed[1::2] + listed[2::2] if each not in own))
     waits = {float(wait) for wait in limits.waits(WAITS)}
     return listed, sorted(waits | {whole_microseconds(each.max_wait) for each in merging})
@@ -125,13 +125,13 @@ def plane(
 
 
 MARKS = {"now": ("(", ")"), "as given": ("<", ">"), "recommended": ("[", "]")}
-"""What stands around a configuration's figures in a terminal; where two are the same, the last one's."""
+"""Markers around a configuration's figures in a terminal; if two coincide, the last one is shown."""
 
 LEGEND = "(now) <as given> [recommended]  ! infeasible  ~ feasible now, not at 1.25x the load  ? size not measured"
 
 
 def drawn(shown: Plane, marked: dict[str, Parameters]) -> Iterable[Text | Table]:
-    """Draw a plane for a terminal: one table of the percentile, one of device time; a row for each size."""
+    """Format a map for a terminal: one table of the percentile, one of device time; a row for each size."""
     marks = {place: name for name, each in marked.items() if (place := shown.place(each)) is not None}
     flights = f"{shown.max_in_flight} in flight"
     for title, figure in (
@@ -160,7 +160,7 @@ def _cell(seconds: float, point: Point, mark: str | None) -> Text:
 
 
 def milliseconds(seconds: float) -> str:
-    """Write as many digits as fit a cell: ``0.0421``, ``23.1``; from a second on that: ``9.6s``, ``42s``."""
+    """Format with as many digits as fit a cell: ``0.0421``, ``23.1``; from a second on: ``9.6s``, ``42s``."""
     if seconds < 0.9995:
         return f"{seconds * 1e3:.3g}"
     return f"{seconds:.2g}s" if seconds < 99.5 else f"{seconds:.0f}s"

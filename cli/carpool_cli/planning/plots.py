@@ -1,4 +1,4 @@
-"""Pictures for people."""
+"""Plots for users."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def service_time(path: Path, title: str, timings: Sequence[Timing], inflection: int, slo: float | None) -> None:
-    """Draw t(b) and the time a row, with the size where the latter stops falling and, on t(b), half the SLO."""
+    """Draw batch latency and the time per row, with the size where the latter stops falling, and half the SLO."""
     rows = [timing.rows for timing in timings]
     figure, (batch, row) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
     batch.plot(rows, [timing.best * 1e3 for timing in timings], "o-", color="C0", label="minimum", markersize=4)
@@ -60,18 +60,18 @@ MARKERS: dict[str, dict[str, Any]] = {
     "as given": {"marker": "D", "markersize": 27, "markeredgewidth": 2.2},
     "recommended": {"marker": "s", "markersize": 22, "markeredgewidth": 2.2},
 }
-"""Around a cell, so that its figure can still be read: told apart by their shapes, also where they coincide."""
+"""Around a cell, so that its figure is readable: distinguishable by their shapes, also where they coincide."""
 HALO: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 5.0}
 
 
 def what_if(path: Path, title: str, planes: Sequence[Plane], marked: Mapping[str, Parameters], slo: float) -> None:
-    """Draw the SLO's percentile and device time over (max_batch, max_wait), a row of two panels for each plane.
+    """Draw the SLO's percentile and device time over (max_batch, max_wait), a row of two panels for each map.
 
-    Colours are of what holds the SLO only, on scales that stay apart without hue (cividis); what is infeasible is grey
-    and hatched. ``slo`` in seconds.
+    Only configurations that meet the SLO have colours, on scales that are distinguishable without hue (cividis).
+    Infeasible ones are grey and hatched. ``slo`` in seconds.
     """
     wide, high = 1.6 + 0.56 * len(planes[0].waits), 1.5 + 0.36 * len(planes[0].sizes)
-    # Names that a model may have are no formulas.
+    # Models' names must not be parsed as formulas.
     with plt.rc_context({"font.size": 9, "hatch.color": "#9a9a9a", "hatch.linewidth": 0.6, "text.parse_math": False}):
         figure, panels = plt.subplots(
             len(planes), 2, figsize=(2 * wide, len(planes) * high + 0.9), layout="constrained", squeeze=False
@@ -82,7 +82,7 @@ def what_if(path: Path, title: str, planes: Sequence[Plane], marked: Mapping[str
                 ("device_time", "device time per request", None),
             )
         ):
-            # One scale for all planes.
+            # One scale for all maps.
             cells = [each for drawn in planes for line in drawn.points for each in line]
             holding = [getattr(each, figure_of) for each in cells if each.holds]
             least = min(holding, default=1.0)
@@ -121,7 +121,7 @@ def what_if(path: Path, title: str, planes: Sequence[Plane], marked: Mapping[str
 
 
 def _panel(axes: Axes, drawn: Plane, figure_of: str, scale: LogNorm) -> None:
-    """Draw one figure of a plane."""
+    """Draw one figure of a map."""
     colors = plt.get_cmap("cividis")
     for row, line in enumerate(drawn.points):
         for column, each in enumerate(line):
@@ -133,12 +133,12 @@ def _panel(axes: Axes, drawn: Plane, figure_of: str, scale: LogNorm) -> None:
                     (column - 0.5, row - 0.5), 1, 1, facecolor=color, hatch=hatch, edgecolor="#9a9a9a", linewidth=0
                 )
             )
-            # Relative luminance, as WCAG weighs it, without its gamma: enough to choose black or white.
+            # Relative luminance with WCAG's weights, without its gamma: enough to choose black or white.
             light: float = 0.2126 * color[0] + 0.7152 * color[1] + 0.0722 * color[2]
             axes.text(
                 column, row, milliseconds(seconds), ha="center", va="center", fontsize=8,
                 color=INK if light > 0.45 else "white",
-                # Off the hatching.
+                # Outside the hatching.
                 bbox={"facecolor": color, "edgecolor": "none", "pad": 0.8} if hatch else None,
             )  # fmt: skip
     axes.set_xlim(-0.5, len(drawn.waits) - 0.5)

@@ -1,4 +1,4 @@
-"""What to set for a known device, load and SLO, and why: the tuner's own search, on a curve that is not in doubt."""
+"""What to set for a known device, load and SLO, and why: the tuner's own search, on a certain latency model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from carpool.policy.spec import BatchingPolicy
 
 TIGHT = 0.9
-"""Share of the capacity beyond which small errors of t(b) decide."""
+"""Share of the capacity from which small errors of batch latency decide."""
 
 EFFICIENT = Aim()
 """The least device time at any load."""
@@ -40,9 +40,9 @@ class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
 
     parameters: Parameters
     holds: bool
-    """The SLO, now."""
+    """Whether it meets the SLO now."""
     holds_ahead: bool
-    """The SLO at 1.25 times the load."""
+    """Whether it meets the SLO at 1.25 times the load."""
     p50: float
     p99: float
     p99_ahead: float
@@ -85,17 +85,17 @@ def recommend(
     passing_mode: PassThroughMode = PassThroughMode.AUTOMATIC,
     aim: Aim = EFFICIENT,
 ) -> Recommendation:
-    """Choose; ``largest_safe`` is the memory's bound in rows, which the situation's limits respect already.
+    """Choose; ``largest_safe`` is the memory's limit in rows, which the situation's limits already include.
 
-    ``forecasting`` makes what forecasts a situation; ``aim``: the policy's objective.
+    ``forecasting`` creates the forecaster of a situation; ``aim``: the policy's objective.
     """
     forecaster = forecasting(situation)
     service, limits = situation.service, situation.limits
     start = limits.clamp(Parameters(max_in_flight=service.executors))
-    # By the tuner's own rule, so that it arrives at what is recommended here.
+    # By the tuner's own rule, so that it arrives at the same recommendation.
     choice = choose(forecaster, aim, start, passing_mode)
     best, efficient = choice.target, choice.efficient
-    # What else there is
+    # The alternatives
     greedy = [
         forecaster.assess(limits.clamp(replace(start, max_batch=size, max_wait=Duration(0.0))))
         for size in (limits.max_batch, inflection(service, limits.max_batch))
@@ -160,7 +160,7 @@ def highest_load(found: Recommendation) -> str:
 
 
 def _reasons(forecaster: Forecaster, best: Assessment) -> list[str]:
-    """Say what the load and the curve have to do with it."""
+    """Return the influence of the load and the latency model."""
     service, parameters = forecaster.situation.service, best.parameters
     reasons = []
     reach = _beyond_reach(forecaster.situation)
@@ -195,7 +195,7 @@ def _beyond_reach(situation: Situation) -> int:
 
 
 def _doubts(situation: Situation, best: Assessment) -> list[str]:
-    """Say what the forecast stands on that may not bear it."""
+    """Return doubts about the data behind the forecast."""
     service, parameters = situation.service, best.parameters
     found = []
     if parameters.max_batch > service.largest_measured and not parameters.pass_through:
@@ -208,7 +208,7 @@ def _doubts(situation: Situation, best: Assessment) -> list[str]:
 
 
 def _bound(forecaster: Forecaster, best: Assessment, largest_safe: int | None) -> str:
-    """Say what keeps the batch from being larger or the wait longer."""
+    """Return what limits the batch size or the wait."""
     situation, parameters = forecaster.situation, best.parameters
     limits, size = situation.limits, parameters.max_batch
     alone = situation.service.time(situation.rows)

@@ -1,4 +1,4 @@
-"""Arrivals that a sidecar recorded, played again: as they came, over and over, or by a process like them."""
+"""Replays arrivals that a sidecar recorded: as they came, repeated, or by a process that fits them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from carpool.learning.arrivals import Fitted
 
 PLAYED = 2 * RECENT_ARRIVALS
-"""Arrivals that a forecast plays at most: all that a sidecar remembers, twice. A search and a plane have hundreds of
-forecasts, and played more often than that a recording tells nothing new; the simulation plays all."""
+"""Most arrivals in a forecast's replay: twice all that a sidecar remembers. A search and a map have hundreds of
+forecasts, and more repetitions add no information; the simulation plays all."""
 
 TELLS_BURSTS = 1.0
-"""Seconds of arrivals below which their spread is not asked for: ten windows."""
+"""Least seconds of arrivals for estimating their burstiness: ten windows."""
 
 
 class How(StrEnum):
@@ -42,24 +42,24 @@ class How(StrEnum):
 
 
 class Load(NamedTuple):
-    """What is played."""
+    """The played load."""
 
     times: list[float]
     """Seconds from 0."""
     rows: list[int] | None
-    """Of each; ``None`` where every request has one row."""
+    """By request; ``None`` if every request has one row."""
     process: Fitted
-    """The simplest that it could be of, at its very rate."""
+    """The simplest process that fits, at its exact rate."""
     usual_rows: int
     how: How
     recorded: int
-    """Arrivals that it was made of."""
+    """Number of recorded arrivals behind it."""
     span: float
-    """Seconds that these took, as they are played."""
+    """Duration of these in seconds, as played."""
 
     @property
     def described(self) -> str:
-        """Say it in a line."""
+        """Describe it in a line."""
         process, lasts = self.process, duration(self.span)
         kind = "gamma" if isinstance(process, Gamma) else "bursts that last"
         kind = "Poisson" if isinstance(process, Poisson) else f"{kind}, cv {process.cv:.2g}"
@@ -77,11 +77,11 @@ class Load(NamedTuple):
 
     @property
     def arrivals(self) -> Sequence[float | tuple[float, ...]]:
-        """As a simulation takes them."""
+        """In the simulation's format."""
         return self.times if self.rows is None else list(zip(self.times, self.rows, strict=True))
 
     def forecaster(self, situation: Situation) -> Forecaster:
-        """Return what forecasts a situation with these arrivals, at the situation's rate."""
+        """Return a forecaster of a situation with these arrivals, at the situation's rate."""
         if self.how is How.FITTED:
             return Forecaster(situation)
         return Replay(situation, self.times[:PLAYED], self.rows and self.rows[:PLAYED], self.process.rate)
@@ -95,11 +95,11 @@ def load(
     seconds: float = 60.0,
     seed: int = 0,
 ) -> Load:
-    """Make a load of recorded (seconds, rows), ascending and not all at once, ``factor`` times as fast as it came.
+    """Make a load from recorded (seconds, rows), ascending and not all at once, ``factor`` times as fast.
 
-    What is ``REPEATED`` or ``FITTED`` lasts ``seconds``; rows are then those recorded, in turn.
+    ``REPEATED`` and ``FITTED`` loads last ``seconds``; their rows are then the recorded ones, in turn.
 
-    Raises ``click.ClickException`` where that would be too many to play.
+    Raises ``click.ClickException`` if that would be too many to play.
     """
     times = scaled([time for time, _ in recorded], 1.0)
     rows = [each for _, each in recorded]
@@ -127,7 +127,7 @@ def load(
 
 
 def _repeated(times: list[float], seconds: float) -> list[float]:
-    """Play times over and over, a mean gap between the end and the beginning, until ``seconds``; at least once."""
+    """Repeat the times, with a mean gap between end and beginning, until ``seconds``; at least once."""
     period = times[-1] * len(times) / (len(times) - 1)
     played = list(times)
     for turn in count(1):
@@ -139,7 +139,7 @@ def _repeated(times: list[float], seconds: float) -> list[float]:
 
 
 class Replay(Forecaster):
-    """Forecasts with given arrivals instead of drawn ones: ``times`` at ``rate``, put closer for a higher one."""
+    """Forecasts with given arrivals instead of drawn ones: ``times`` at ``rate``, compressed for a higher one."""
 
     samples = 1
 

@@ -1,7 +1,7 @@
-"""One replica as a table: what it carries within the SLO, how busy it is and what it misses at each load.
+"""One replica as a table: its capacity within the SLO, and its utilization and misses at each load.
 
-A day of requests played one by one takes minutes. A replica's state lasts for less than a second, and loads for
-minutes, so a day is played by looking up what a replica does at the load of the moment.
+Playing a day request by request takes minutes. A replica's state lasts for less than a second, and loads for minutes.
+So a day is played by looking up the results for the load of the moment.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ LOADS = (
     0.01, 0.02, 0.03, 0.045, 0.065, 0.1, 0.14, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.1, 1.3, 1.6,
     2.0,
 )  # fmt: skip
-"""Shares of the capacity that are played. Busy time bends most at low loads: with zero wait a device may be 50 % busy
-at 5 % of its capacity, and a line from 2 to 10 % would be 12 % too low there."""
+"""Played loads, as shares of the capacity. Busy time is most nonlinear at low loads: with zero wait a device may be 50
+% busy at 5 % of its capacity, and a line from 2 to 10 % would be 12 % too low there."""
 
 FEW = 4
-"""Loads of a whole fleet that are played besides, if there are no more: a steady one is not read off a line."""
+"""Most loads of a whole fleet that are played in addition: a steady one is not interpolated."""
 
 
 class Replica(Struct, frozen=True, rename="camel"):
-    """What one replica does. Requests per second; between two rates it is linear."""
+    """The results of one replica. Requests per second; linear between two rates."""
 
     capacity: float
     """The highest rate within the SLO."""
@@ -49,28 +49,28 @@ class Replica(Struct, frozen=True, rename="camel"):
     busy: tuple[float, ...]
     """Share of the time in which the device computes."""
     missed: tuple[float, ...]
-    """Share of the requests that are late or refused."""
+    """Share of the requests that are late or rejected."""
     settings: tuple[Parameters, ...]
     single: float
-    """Share of the time that one request a second takes by itself: what each takes at next to no load."""
+    """Share of the time that one request per second takes alone: the time of each at almost no load."""
 
     def utilization(self, rate: float) -> float:
         """Return the share of the time in which the device computes at a rate."""
         if rate < self.rates[0]:
-            # Between the lowest rate played and none, what a request takes is linear, and not what all of them do.
+            # Between the lowest played rate and none, the time per request is linear, and not their total.
             share = rate / self.rates[0]
             return rate * (self.single + (self.busy[0] / self.rates[0] - self.single) * share)
         return self._at(rate, self.busy) if rate <= self.rates[-1] else self.busy[-1]
 
     def misses(self, rate: float) -> float:
-        """Return the share of the requests that are late or refused at a rate."""
+        """Return the share of the requests that are late or rejected at a rate."""
         last = self.rates[-1]
         if rate <= last:
             return self._at(rate, self.missed)
         return 1 - (1 - self.missed[-1]) * last / rate  # as many good answers as at twice the capacity
 
     def setting(self, rate: float) -> Parameters:
-        """Return the setting at the next rate that was played."""
+        """Return the setting at the next played rate."""
         return self.settings[min(bisect_left(self.rates, rate), len(self.rates) - 1)]
 
     def _at(self, rate: float, values: Sequence[float]) -> float:
@@ -81,7 +81,7 @@ class Replica(Struct, frozen=True, rename="camel"):
 
 
 def needed(rate: float, capacity: float, least: int = 1) -> int:
-    """Return how many replicas serve a rate."""
+    """Return the number of replicas that a rate needs."""
     return max(replicas(rate / capacity), least)
 
 
@@ -97,7 +97,7 @@ def unmeasured_beyond(situation: Situation) -> int | None:
 
 
 def reliable(situation: Situation, parameters: Parameters) -> int:
-    """Return the rows of a batch up to which a forecast of ``parameters`` stands on measurements."""
+    """Return the largest batch, in rows, for which a forecast of ``parameters`` has measurements."""
     limits = replace(situation.limits, max_batch=parameters.max_batch)
     return min(parameters.max_batch, max(largest_reliable(situation.service, limits), situation.rows))
 
@@ -115,14 +115,14 @@ def fixed(situation: Situation, parameters: Parameters, load: Collection[float] 
 
 
 def zero_wait(situation: Situation, load: Collection[float] = ()) -> Replica:
-    """Return one that batches what waits anyway, with the size that then carries most."""
+    """Return a replica that batches only what waits anyway, with the maximum size of the highest capacity."""
     unheld = {replace(each, max_wait=Duration(situation.limits.min_wait)) for each in _candidates(situation)}
     best = capacity(situation, sorted(unheld, key=lambda each: -each.max_batch))
     return _played(situation, best.rate, lambda _: best.parameters, load)
 
 
 def unbatched(situation: Situation, load: Collection[float] = ()) -> Replica:
-    """Return one that batches nothing, as many requests at once as the device computes."""
+    """Return a replica without batching, with as many requests at once as the device computes."""
     flights = known_flights(situation.service, situation.limits)
     return fixed(situation, Parameters(max_batch=situation.rows, max_in_flight=flights), load)
 
@@ -160,9 +160,9 @@ def _played(
     parameters_at: Callable[[Situation], Parameters],
     load: Collection[float],
 ) -> Replica:
-    """Look a replica up at shares of the ``most`` that it carries within the SLO, and at its part of a few loads.
+    """Simulate a replica at shares of ``most``, its highest load within the SLO, and at its part of a few loads.
 
-    Raises ``click.ClickException`` where that is nothing.
+    Raises ``click.ClickException`` if ``most`` is 0.
     """
     if most <= 0:
         named, alone = parameters_at(situation).describe(), situation.service.time(situation.rows)

@@ -1,7 +1,7 @@
-"""What batching saves: of one load, by each way to batch it, the device time, the replicas and the money.
+"""What batching saves: the device time, replicas and money of one load, by each way to batch it.
 
-Device time alone saves no money: a GPU that is idle costs as much as a busy one. So money is of replicas, by the number
-that each way needs to stay within the SLO. What counts is the difference to zero wait, which needs no tuning.
+Device time alone saves no money: an idle GPU costs as much as a busy one. So money is computed for replicas, from the
+number that each way needs within the SLO. The relevant saving is relative to zero wait, which needs no tuning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IN_FORCE = "in force now"
 BEST = "Carpool at best"
 
 WINDOW = 60.0
-"""Seconds of a trace that are taken for one load: about what it takes to start a replica."""
+"""Seconds of a trace that count as one load: about the time it takes to start a replica."""
 
 
 class Stretch(Struct, frozen=True):
@@ -45,21 +45,21 @@ class Stretch(Struct, frozen=True):
     seconds: float
     rate: float
     least: int = 1
-    """Replicas that are there without any load; 0: the workload was not there."""
+    """Replicas that exist without any load; 0: the workload did not exist."""
 
 
 class Counted(Struct, frozen=True):
-    """What sidecars counted, over all replicas."""
+    """The sidecars' counts, over all replicas."""
 
     device_seconds: float
     """Per hour: wall time with a batch in flight."""
     replicas: float
-    """That served, in the mean."""
+    """Serving replicas, on average."""
     most_replicas: int
 
 
 class Way(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What one way to batch needs."""
+    """The needs of one way to batch."""
 
     name: str
     setting: str
@@ -69,15 +69,15 @@ class Way(Struct, frozen=True, kw_only=True, rename="camel"):
     device_seconds: float
     """Per hour, over all replicas."""
     replicas: float
-    """In the mean over the time."""
+    """On average over the time."""
     most_replicas: int
-    """At once. In a sum: each workload's own most, at whatever time."""
+    """Most at once. In a sum: each workload's own maximum, at whatever time."""
     money: float | None
     """Per month."""
     device_gain: float
-    """Share of the device seconds of zero wait that are saved; below 0: it takes more."""
+    """Share of zero wait's device seconds that is saved; below 0: it takes more."""
     replicas_gain: float
-    """Replicas fewer than with zero wait."""
+    """Replicas saved relative to zero wait."""
     money_gain: float | None
 
 
@@ -89,7 +89,7 @@ class Workload(Struct, frozen=True, kw_only=True, rename="camel"):
     """Mean requests per second, over all replicas."""
     ways: list[Way]
     note: str
-    """What the figures come to, in a sentence."""
+    """A summary of the figures, in a sentence."""
     beware: tuple[str, ...] = ()
     """What they leave out."""
 
@@ -112,7 +112,7 @@ def stretches(times: Sequence[float], mean: float | None = None) -> list[Stretch
 
 
 def situation_of(found: Running) -> Situation:
-    """Return the last load of a sidecar, and what it measured."""
+    """Return the last load of a sidecar, and its measurements."""
     times = [at - found.arrivals[0][0] for at, _ in found.arrivals]
     rate = (len(times) - 1) / times[-1]
     return Situation(
@@ -141,7 +141,7 @@ def savings(
 ) -> Workload:
     """Compare the ways to batch one load; ``now``: in force in a running sidecar, else what the policy chooses.
 
-    ``retunes``: whether ``now`` would follow another load per replica. ``counted``: what was, in place of a forecast.
+    ``retunes``: whether ``now`` would follow another load per replica. ``counted``: counts that replace a forecast.
     ``beware``: what the forecasts leave out.
 
     Raises ``click.ClickException`` where ``by_hand`` waits for the SLO or longer, or nothing meets the SLO.
@@ -191,7 +191,7 @@ def _unmeasured(situation: Situation, parameters: Parameters) -> str:
 
 
 def total(workloads: Sequence[Workload]) -> list[Way]:
-    """Sum up the ways that all workloads have."""
+    """Add up the ways that all workloads have."""
     sums = []
     names = [way.name for way in workloads[0].ways]
     for name in (each for each in names if all(each in {way.name for way in one.ways} for one in workloads)):
@@ -251,7 +251,7 @@ def _gained(name: str, setting: str, capacity: float, spent: Counted, price: Pri
 
 
 def _note(best: Way, zero: Way) -> str:
-    """Say what is gained beyond zero wait; ``nothing`` is an answer."""
+    """Return the gain beyond zero wait; it may be ``nothing``."""
     if best.replicas_gain >= 0.05:
         money = "" if best.money_gain is None else f", {written(best.money_gain)} a month"
         return f"beyond zero wait it saves {best.replicas_gain:.1f} of {zero.replicas:.1f} replicas{money}"
@@ -264,7 +264,7 @@ def _note(best: Way, zero: Way) -> str:
 
 
 def table(workload: Workload | Sequence[Way]) -> list[tuple[str, ...]]:
-    """Return rows for people, a header first; ``replicas`` are planned up to ``FULL`` of their capacity."""
+    """Return rows for users, a header first; ``replicas`` are planned up to ``FULL`` of their capacity."""
     ways = workload.ways if isinstance(workload, Workload) else workload
     priced = any(way.money is not None for way in ways)
     head = ("", "requests/s a replica", "device s/h", "replicas", *(("a month",) if priced else ()), "beyond zero wait")
@@ -289,9 +289,9 @@ def table(workload: Workload | Sequence[Way]) -> list[tuple[str, ...]]:
 
 
 PLANNED = f"replicas: up to {FULL:.0%} of what one serves within the SLO"
-"""A line under a table."""
+"""A line below a table."""
 
 FOLLOWS = (
     "requests/s a replica: the most within the SLO; a setting that Carpool chose is for this load, and changes with it"
 )
-"""Another: a batch of 3 rows that is chosen at 250/s does not serve the 1,500/s beside it."""
+"""Another line: a batch of 3 rows that was chosen at 250/s does not serve the 1,500/s beside it."""

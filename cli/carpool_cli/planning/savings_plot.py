@@ -1,4 +1,4 @@
-"""The picture of what batching saves: device seconds and replicas by each way, zero wait beside everything."""
+"""The plot of what batching saves: device seconds and replicas by each way, with zero wait for comparison."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAIN, ZERO = "#9bb8d3", "#1f5fa8"
 
 
 def draw(path: Path, found: Sequence[tuple[str, Sequence[Way]]]) -> None:
-    """Draw a row of two panels for each name and its ways; replicas are labelled with money where there is a price."""
+    """Draw a row of two panels for each name and its ways; replicas are labelled with money if there is a price."""
     most = max(len(ways) for _, ways in found)
     with plt.rc_context({"font.size": 9, "text.parse_math": False}):
         figure, rows = plt.subplots(

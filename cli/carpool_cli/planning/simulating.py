@@ -1,4 +1,4 @@
-"""What `simulate` plays: one load on one device, with one configuration after the other, and what becomes of each."""
+"""The simulations of `simulate`: one load on one device, with one configuration after the other, and their results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from carpool.simulation.simulator import Device
 
 TYPICAL = Parameters(max_batch=8, max_wait=Duration(0.005), max_in_flight=1)
-"""What people set by hand, for comparison."""
+"""Common manual settings, for comparison."""
 
 
 class Step(Struct, frozen=True, rename="camel"):
-    """A change that the tuner made; ``at`` in seconds."""
+    """A change by the tuner; ``at`` in seconds."""
 
     at: float
     reason: Reason
@@ -40,7 +40,7 @@ class Step(Struct, frozen=True, rename="camel"):
 
 
 class Figures(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What became of one configuration. Seconds, and requests per second; shares of all requests."""
+    """The results of one configuration. Seconds, and requests per second; shares of all requests."""
 
     name: str
     parameters: Parameters
@@ -77,12 +77,12 @@ class Twin:
         self._seed = seed
 
     def fixed(self, name: str, parameters: Parameters) -> Figures:
-        """Run a configuration that stays: as a sidecar with fixed parameters, it learns t(b) and sheds by it."""
+        """Run a fixed configuration: like a sidecar with fixed parameters, it learns batch latency and sheds by it."""
         outcome, _ = self._run(assumptions.held(self.policy, parameters), parameters)
         return _figures(name, parameters, outcome.summary(), [])
 
     def known(self, name: str, parameters: Parameters, service: ServiceTime, *, shed_slo: bool) -> Figures:
-        """Run a configuration that stays, of a sidecar that has learned t(b) long before."""
+        """Run a fixed configuration of a sidecar that learned batch latency long before."""
         largest = max(parameters.max_batch, self.policy.limits().max_batch)
         estimate = Estimate(
             times=service.table(largest),
@@ -103,7 +103,7 @@ class Twin:
         return _figures(name, parameters, simulation.run().summary(), [])
 
     def tuned(self, name: str, start: Parameters) -> Figures:
-        """Run the tuner, which knows nothing but the policy and where to start."""
+        """Run the tuner, which starts with only the policy and the initial parameters."""
         outcome, decisions = self._run(self.policy, start)
         last = decisions[-1].parameters if decisions else start
         return _figures(name, last, outcome.summary(), decisions)
@@ -140,9 +140,9 @@ def _figures(name: str, parameters: Parameters, summary: Summary, decisions: lis
 
 
 def show(found: Sequence[Figures], slo: float, tolerated: float) -> None:
-    """Print what became of each, what was missed and why, and the tuner's steps.
+    """Print the results of each, what was missed and why, and the tuner's steps.
 
-    A `!` marks who does not keep the SLO: ``slo`` seconds for all but a share ``tolerated``.
+    A `!` marks results that miss the SLO: ``slo`` seconds for all but a share ``tolerated``.
     """
     rows = [("", "p50", "p99", "goodput", "misses", "device time per request", "mean batch")]
     rows += [

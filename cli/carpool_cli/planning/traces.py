@@ -1,4 +1,4 @@
-"""Recorded arrivals: played at any rate, and the Azure LLM inference trace of 2023."""
+"""Recorded arrivals, played at any rate, and the Azure LLM inference trace of 2023."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Trace(Struct, frozen=True):
-    """Recorded arrivals, played once. ``factor`` is how much their clock was stretched: below 1 is faster than life."""
+    """Recorded arrivals, played once. ``factor`` stretches their time: below 1 is faster than recorded."""
 
     recorded: tuple[float, ...]
     factor: float = 1.0
@@ -22,7 +22,7 @@ class Trace(Struct, frozen=True):
     def at_rate(cls, times: Sequence[float], rate: float) -> Trace:
         """Rescale recorded times (seconds, ascending, at least two, not all equal) to a mean rate.
 
-        Burstiness in units of the mean gap is kept; everything slower (a day, a deploy) is squeezed with it.
+        Burstiness relative to the mean gap is kept; all slower changes (a day, a deployment) are compressed with it.
         """
         factor = (len(times) - 1) / (times[-1] - times[0]) / rate
         return cls(tuple(scaled(times, factor)), factor)
@@ -38,19 +38,19 @@ class Trace(Struct, frozen=True):
 
 
 def scaled(times: Sequence[float], factor: float) -> list[float]:
-    """Stretch times by ``factor`` around the first one, which becomes 0."""
+    """Stretch times by ``factor`` relative to the first one, which becomes 0."""
     first = times[0]
     return [(time - first) * factor for time in times]
 
 
 def lasts(times: Sequence[float]) -> float:
-    """Return for how many seconds a recording lasts, the gap behind the last arrival included; ``inf`` if for none."""
+    """Return a recording's duration in seconds, including the gap after the last arrival; ``inf`` without arrivals."""
     span = times[-1] - times[0]
     return span * len(times) / (len(times) - 1) if span else inf
 
 
 class TokenTrace(Struct, frozen=True):
-    """A recorded trace of text requests: seconds from the first arrival, tokens in, tokens out; equally long."""
+    """A recorded trace of text requests: seconds from the first arrival, tokens in, tokens out; of equal length."""
 
     times: tuple[float, ...]
     context: tuple[int, ...]
@@ -62,7 +62,7 @@ def azure_llm_2023(lines: Iterable[str]) -> TokenTrace:
 
     Timestamps are ``2023-11-16 18:15:46.6805900``, or seconds.
 
-    Raises ``ValueError`` naming the line that does not read so.
+    Raises ``ValueError`` naming the invalid line.
     """
     rows = []
     for number, line in enumerate(lines, 1):
@@ -97,7 +97,7 @@ def _seconds(stamp: str) -> float:
     date, clock = stamp.split(" ")
     year, month, day = (int(part) for part in date.split("-"))
     hour, minute, second = clock.split(":")
-    # March first: the leap day then ends the year, and 153 days a five-month cycle count the rest.
+    # Starting with March: the leap day then ends the year, and 153 days per five-month cycle count the rest.
     year, month = (year, month - 3) if month > 2 else (year - 1, month + 9)
     days = 365 * year + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + day - 1
     return days * 86_400.0 + int(hour) * 3600 + int(minute) * 60 + float(second)

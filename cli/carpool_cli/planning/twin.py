@@ -1,4 +1,4 @@
-"""The tuner in the loop with the simulator: what Carpool would do to a load on a device, without either."""
+"""The tuner in the loop with the simulator: Carpool's effect on a load and a device that are both simulated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Pilot:
-    """One tuner over a simulation's replicas, which it sees as one; ``observe`` is the hook."""
+    """One tuner for a simulation's replicas, which it treats as one; ``observe`` is the hook."""
 
     def __init__(self, tuner: Tuner, *, interval: float = INTERVAL, replicas: int = 1) -> None:
         self.tuner = tuner
@@ -28,7 +28,7 @@ class Pilot:
         self._last = [Stats(at=0.0)] * replicas
 
     def observe(self, now: float, stats: list[Stats]) -> list[Setting] | None:
-        """Show the tuner what was counted since the last call, and return what it decides for every replica."""
+        """Pass the counts since the last call to the tuner, and return its decision for every replica."""
         deltas = [after.since(before) for after, before in zip(stats, self._last, strict=True)]
         self._last = stats
         parts = [delta.models[""] for delta in deltas if "" in delta.models]
@@ -50,7 +50,7 @@ class Pilot:
 
 
 class Tuned(NamedTuple):
-    """What became of the load, and every decision on the way."""
+    """The results of the load, and every decision on the way."""
 
     outcome: Outcome
     decisions: list[Decision]
@@ -68,7 +68,7 @@ def tuned(
     seed: int = 0,
     dispatcher: Callable[[], Dispatcher] | None = None,
 ) -> Tuned:
-    """Play a load against a device with a tuner that knows nothing but the policy.
+    """Play a load on a device with a tuner that knows only the policy.
 
     ``parameters`` to start from (default: the policy's baseline); observations go on for ``seconds``, at least until
     the last arrival. ``replicas`` have a device each, and one tuner that sees them as one.

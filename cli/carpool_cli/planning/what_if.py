@@ -1,4 +1,4 @@
-"""`carpool simulate --from-running`: what a running sidecar's recent requests would have met with other parameters."""
+"""`carpool simulate --from-running`: replays a running sidecar's recent requests with other parameters."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ if TYPE_CHECKING:
     from carpool_cli.planning.replaying import Load
 
 SHORT = 30.0
-"""Seconds of arrivals below which it is said what that means: the tuner itself measures a steady load for so long."""
+"""Seconds of arrivals below which a note says what that means: the tuner measures a steady load for as long."""
 
 UNLIKE = 1.25
-"""Factor between forecast and observation from which it is said: the sidecar's histogram is good for 19 %."""
+"""Factor between forecast and observation from which a note reports it: the sidecar's histogram has an error of 19
+%."""
 
 QUARTERS = 4
-"""Parts of a recording whose percentiles are set side by side, from ``ENOUGH`` arrivals each."""
+"""Parts of a recording whose percentiles are compared, from ``ENOUGH`` arrivals each."""
 ENOUGH = 100
 
 
@@ -56,28 +57,28 @@ def too_few_arrivals(arrivals: int, quantile: float) -> bool:
 
 
 class Asked(NamedTuple):
-    """What is to be tried. ``None``: as the sidecar has it."""
+    """The requested changes. ``None``: as in the sidecar."""
 
     max_batch: int | None
     max_wait: float | None
     max_in_flight: int | None
     pass_through: bool
     slo: float | None
-    """Seconds that the p99 is to keep in place of what the policy promises."""
+    """Seconds of a p99 target, instead of the policy's SLO."""
     tune: bool
     compare: bool
     factor: float
-    """How much faster the arrivals come than they did."""
+    """How many times as fast as recorded the arrivals come."""
     how: How
     seconds: float
     seed: int
 
 
 class Curve(Struct, frozen=True, rename="camel"):
-    """t(b) as it was learned."""
+    """Batch latency as learned."""
 
     rows: tuple[int, ...]
-    """Sizes that were measured."""
+    """Measured sizes."""
     seconds: tuple[float, ...]
     noise: float
     executors: int
@@ -96,7 +97,7 @@ class Played(Struct, frozen=True, rename="camel"):
 
 
 class WhatIf(Struct, frozen=True, kw_only=True, rename="camel"):
-    """All that is found."""
+    """All results."""
 
     sidecar: str
     model: str
@@ -107,19 +108,19 @@ class WhatIf(Struct, frozen=True, kw_only=True, rename="camel"):
     current: Parameters
     recommendation: Recommendation
     stays: bool
-    """Whether the present configuration is as good but for what the tuner would not change anything for."""
+    """Whether the present configuration is good enough that the tuner would change nothing."""
     results: list[Figures]
-    """By simulation, of each configuration asked for."""
+    """By simulation, of each requested configuration."""
     planes: list[Plane]
-    """By forecast: with the present number in flight, and with the recommended one where that is another."""
+    """By forecast: with the present number in flight, and with the recommended one if it differs."""
     notes: list[str]
-    """What these figures do not know, or stand on."""
+    """Limits of these figures, and their assumptions."""
 
 
 def run(client: AdminClient, model: str | None, asked: Asked, plot: Path | None, *, as_json: bool) -> None:
-    """Read a sidecar, forecast, print and draw.
+    """Query a sidecar, forecast, print and draw.
 
-    Raises ``click.ClickException`` saying what to do.
+    Raises ``click.ClickException`` with the fix.
     """
     try:
         found = running.read(client, model)
@@ -153,7 +154,7 @@ def run(client: AdminClient, model: str | None, asked: Asked, plot: Path | None,
 
 
 def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], object] = lambda _: None) -> WhatIf:
-    """Forecast; ``step`` is told how many points are still to come, after each."""
+    """Forecast; ``step`` is called after each point with the number of points left."""
     policy, service, limits = found.policy, found.service, found.limits
     quantile, target = policy.slo.percentiles[-1]
     situation = Situation(
@@ -165,7 +166,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
         rows=played.usual_rows,
         quantiles=policy.slo.percentiles[:-1],
     )
-    # 1. Where the tuner would settle, by its own search over these very arrivals
+    # 1. The parameters that the tuner would choose, by its own search over these very arrivals
     aim = Aim.of(policy)
     best = recommend(
         situation,
@@ -235,7 +236,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
 
 
 def _given(current: Parameters, asked: Asked) -> Parameters:
-    """Return the present parameters with what was typed in their place; sizes and waits are of merging."""
+    """Return the present parameters with those of the command line; sizes and waits need batching."""
     typed: dict[str, int | float | bool] = {}
     if asked.max_batch is not None:
         typed["max_batch"] = asked.max_batch
@@ -249,14 +250,14 @@ def _given(current: Parameters, asked: Asked) -> Parameters:
 
 
 def _promising(found: Running, slo: float) -> Running:
-    """Return the same with another promise; where the tuner may go follows from it.
+    """Return the same with another SLO; the tuner's range follows from it.
 
     Raises ``click.ClickException`` naming the bound that contradicts it.
     """
     policy = replace(found.policy, slo=SLO(latency=Latency(p99=Duration(slo))))
     model = next((each for each in policy.models if each.name == found.model), None)
     try:
-        # The baseline of the old promise is not asked for.
+        # The baseline of the previous SLO does not apply.
         policy = replace(policy, baseline=policy.limits().clamp(policy.baseline)).validate()
     except PolicyError as error:
         raise click.ClickException(f"its policy does not go with --slo-p99 {format_seconds(slo)}: {error}") from None
@@ -267,17 +268,17 @@ def _promising(found: Running, slo: float) -> Running:
 
 
 def _is_gain(aim: Aim, forecaster: Forecaster, best: Parameters, current: Parameters) -> bool:
-    """Whether the tuner would leave ``current`` for what is best by the objective."""
+    """Whether the tuner would change from ``current`` to the best parameters by the objective."""
     target = forecaster.assess(best)
     is_fast = aim.is_for_latency and target.holds_ahead and aim.keeps_target(target)
     return is_gain(aim, Choice(target, target, is_fast=is_fast), forecaster.assess(current))
 
 
-# ------------------------------------------------------------------------------------------------- trust
+# ------------------------------------------------------------------------------------------------- reliability
 
 
 def _observed(found: Running, forecast: float) -> Iterator[str]:
-    """Say so where answers really took longer than ``forecast`` seconds, the p99 of what is in force."""
+    """Report if observed answers took longer than ``forecast`` seconds, the p99 of the present parameters."""
     if found.p99 is not None and found.p99 > UNLIKE * forecast:
         paused = f" ({found.stalls.count}, {duration(found.stalls.seconds)} in all)" if found.stalls.count else ""
         yield (
@@ -287,7 +288,7 @@ def _observed(found: Running, forecast: float) -> Iterator[str]:
 
 
 def _trust(played: Load, situation: Situation, current: Parameters, percentile: str, quantile: float) -> Iterator[str]:
-    """Say what the recording is good for."""
+    """Describe the reliability of the recording."""
     recorded, span = played.recorded, duration(played.span)
     if played.how is How.FITTED:
         yield (
@@ -336,7 +337,7 @@ def _trust(played: Load, situation: Situation, current: Parameters, percentile: 
 
 
 def _reach(drawn: Plane) -> Iterator[str]:
-    """Say which part of the plane is a guess."""
+    """Report which part of the map is extrapolated."""
     low, high = drawn.measured
     beyond = [size for size in drawn.sizes if drawn.extrapolated(size)]
     if beyond:
@@ -346,11 +347,11 @@ def _reach(drawn: Plane) -> Iterator[str]:
         )
 
 
-# ------------------------------------------------------------------------------------------------- words
+# ------------------------------------------------------------------------------------------------- texts
 
 
 def _marked(answer: WhatIf) -> dict[str, Parameters]:
-    """Return the configurations that stand on the planes."""
+    """Return the configurations marked on the maps."""
     marked = {each.name: each.parameters for each in answer.results if each.name in parameter_map.MARKS}
     return marked | {"now": answer.current, "recommended": answer.recommendation.parameters}
 

@@ -1,1 +1,1 @@
-"""Measuring a model: its latency by batch size, its memory, and whether batching is safe for it."""
+"""Measures a model: its latency by batch size, its memory, and whether batching is safe for it."""

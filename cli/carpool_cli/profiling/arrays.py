@@ -1,4 +1,4 @@
-"""Rows as numpy arrays: made up, read, repeated, and as tensors of the protocols."""
+"""Rows as numpy arrays: generated, read, repeated, and converted to tensors of the protocols."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "npt.NDArray[Any]"
 Arrays: TypeAlias = "dict[str, Array]"
-"""By input or output name; dim 0 is the rows, as many in each."""
+"""By input or output name; dim 0 is the rows, with equal numbers in each."""
 
 DTYPES = {
     "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64, "INT8": np.int8,
@@ -30,7 +30,7 @@ DTYPES = {
 
 
 def random_rows(specs: Sequence[InputSpec], rows: int, seed: int) -> Arrays:
-    """Make up inputs: standard normal floats, integers below 100, short texts.
+    """Generate inputs: standard normal floats, integers below 100, short texts.
 
     Raises ``click.ClickException`` for a datatype that numpy lacks.
     """
@@ -55,7 +55,7 @@ def random_rows(specs: Sequence[InputSpec], rows: int, seed: int) -> Arrays:
 def load_npz(path: Path) -> Arrays:
     """Read inputs by name from an npz file.
 
-    Raises ``click.ClickException`` where it is none, or the arrays differ in rows.
+    Raises ``click.ClickException`` if it is not one, or the arrays differ in rows.
     """
     try:
         with np.load(path, allow_pickle=False) as found:
@@ -69,12 +69,12 @@ def load_npz(path: Path) -> Arrays:
 
 
 def rows_of(arrays: Arrays) -> int:
-    """Return how many rows there are."""
+    """Return the number of rows."""
     return int(next(iter(arrays.values())).shape[0])
 
 
 def repeated(arrays: Arrays, rows: int) -> Arrays:
-    """Return ``rows`` rows: those given, over and over."""
+    """Return ``rows`` rows, by repeating the given ones."""
     index = np.arange(rows) % rows_of(arrays)
     return {name: np.ascontiguousarray(array[index]) for name, array in arrays.items()}
 
@@ -102,7 +102,7 @@ def to_tensors(arrays: Mapping[str, Array]) -> list[Tensor]:
 def from_tensors(tensors: Sequence[Tensor]) -> Arrays:
     """Return tensors as arrays; BYTES as texts.
 
-    Raises ``Malformed`` where numpy lacks the datatype.
+    Raises ``Malformed`` if numpy lacks the datatype.
     """
     arrays: Arrays = {}
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""Profile files: how long a device takes for a batch. Measured by `carpool profile`, or typed from a source."""
+"""Profile files: a device's batch latency. Measured by `carpool profile`, or entered from a source."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Positive = Annotated[float, Meta(gt=0)]
 
 
 class DeviceProfile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, rename="camel"):
-    """t(b) of one model on one device.
+    """Batch latency of one model on one device.
 
     ``rows``: batch sizes, ascending. ``seconds``: the mean service time of each. ``cv``: standard deviation of single
-    batches over their mean. ``executors``: how many batches the device computes at once without slowing each other.
-    ``source``: where the figures come from, as a reader could look them up; "synthetic" where nothing was measured.
+    batches over their mean. ``executors``: server concurrency, the number of batches that the device computes at once
+    without slowing each other. ``source``: a reference for the figures; "synthetic" where nothing was measured.
     """
 
     name: str
@@ -33,9 +33,9 @@ class DeviceProfile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     seconds: tuple[Positive, ...]
     cv: Annotated[float, Meta(ge=0, le=10)] = 0.0
     largest_safe: int | None = None
-    """Rows of the largest batch that memory allows, where that is known."""
+    """Rows of the largest batch that memory allows, if known."""
     measured: dict[str, str | float] | None = None
-    """How it was measured: machine, date, command. For people."""
+    """How it was measured: machine, date, command. For users."""
 
     def service_time(self) -> ServiceTime:
         """Return the curve: straight lines between the sizes given."""
@@ -46,7 +46,7 @@ class DeviceProfile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 def load(path: Path) -> DeviceProfile:
     """Read a profile file.
 
-    Raises ``click.ClickException`` naming the file, the field and what it takes.
+    Raises ``click.ClickException`` naming the file, the field and its format.
     """
     try:
         profile = msgspec.json.decode(path.read_bytes(), type=DeviceProfile)

@@ -1,4 +1,4 @@
-"""Where growing a batch stops paying."""
+"""The batch size beyond which larger ones gain little."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from carpool.learning.latency_model import ServiceTime
 
 WORTHWHILE = 1.05
-"""A batch whose rows cost at most this times the cheapest is as good as the cheapest."""
+"""A batch whose cost per row is at most this times the lowest counts as equally good."""
 
 
 def inflection(curve: ServiceTime, max_rows: int | None = None) -> int:
-    """Return the fewest rows within 5 % of the least device time a row.
+    """Return the fewest rows within 5 % of the lowest device time per row.
 
-    Searched up to ``max_rows``, or as far as measured.
+    Searched up to ``max_rows``, or up to the largest measured size.
     """
     costs = [curve.per_row(rows) for rows in range(1, (max_rows or curve.largest_measured) + 1)]
     best = min(costs)

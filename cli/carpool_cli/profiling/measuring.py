@@ -1,7 +1,7 @@
-"""Timing a model: sizes interleaved, cold runs apart, concurrency by throughput; and what the times say.
+"""Times a model: sizes interleaved, cold runs separate, concurrency by throughput; and recommends from the times.
 
-Hosts pause and speeds drift. Each round visits every size once, so a slow minute hits all alike, and the minimum of
-many rounds is what the model takes when it is left alone.
+Hosts pause and speeds drift. Each round measures every size once, so a slow minute affects all alike. The minimum of
+many rounds is the model's time without disturbance.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 LEAST_ROUNDS = 3
 
 NEAR_THE_LARGEST = 0.9
-"""From this share of the largest size measured, nothing is known of whether larger ones gain more."""
+"""From this share of the largest measured size, it is unknown whether larger ones gain more."""
 
 
 class Timing(NamedTuple):
-    """Seconds of batches of one size. ``cold``: the first ever, which may build kernels or grow memory."""
+    """Seconds of batches of one size. ``cold``: the first one, which may compile kernels or grow memory."""
 
     rows: int
     cold: float
     best: float
     middle: float
     spread: float
-    """Median absolute deviation over the median, scaled to a standard deviation: pauses of the host hardly count."""
+    """Median absolute deviation over the median, scaled to a standard deviation: robust to pauses of the host."""
     rounds: int
 
 
@@ -101,7 +101,7 @@ def throughputs(
 
 
 def _throughput(run: Callable[[], object], callers: int, seconds: float, clock: Callable[[], float]) -> float:
-    """Count batches completed by callers that each send the next when the last is answered."""
+    """Count batches completed by callers that each send the next when the last was answered."""
     finished: list[int] = []
     failures: list[Exception] = []
     started = clock()
@@ -112,7 +112,7 @@ def _throughput(run: Callable[[], object], callers: int, seconds: float, clock: 
             while not count or clock() - started < seconds:
                 run()
                 count += 1
-        except Exception as error:  # noqa: BLE001 - told to the caller's thread below
+        except Exception as error:  # noqa: BLE001 - raised in the caller's thread below
             failures.append(error)
         finished.append(count)
 
@@ -127,28 +127,28 @@ def _throughput(run: Callable[[], object], callers: int, seconds: float, clock: 
 
 
 def executors_of(rates: dict[int, float]) -> int:
-    """Say how many batches are computed at once: the whole number of single callers' throughputs that the best is.
+    """Return how many batches are computed at once: the best throughput as a whole multiple of a single caller's.
 
-    Below 0.7 of one more it is overlap (decoding, the network), not another executor.
+    Less than 0.7 of one more is overlap (decoding, the network), not server concurrency.
     """
     return max(math.floor(max(rates.values()) / rates[1] + 0.3), 1)
 
 
 class Advice(NamedTuple):
-    """What a curve recommends. ``gain``: device time a row at batch 1 over that at ``max_batch``."""
+    """The recommendation from a curve. ``gain``: device time per row at batch 1 over that at ``max_batch``."""
 
     max_batch: int
     gain: float
     rows_per_second: float
     fits: bool
-    """Whether a request that just missed a batch still answers in time: two service times within the SLO."""
+    """Whether a request that just missed a batch is still answered in time: two service times within the SLO."""
     text: str
 
 
 def advise(curve: ServiceTime, *, slo: float, limit: int | None) -> Advice:
-    """Recommend a batch size for a p99 (seconds) and, where memory sets one, a limit in rows.
+    """Recommend a batch size for a p99 (seconds) and, if memory limits it, the limit in rows.
 
-    At full load a request waits out the batch before its own: 2 t(b) must lie within the SLO.
+    At full load a request waits for the batch before its own: twice the batch latency must be within the SLO.
     """
     top = min(curve.largest_measured, limit or curve.largest_measured)
     sizes = range(1, top + 1)

@@ -1,4 +1,4 @@
-"""What memory a batch takes, and what there is."""
+"""The memory that a batch takes, and the available memory."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, NamedTuple, Protocol
 
 
 def memory_cap(bytes_per_row: float, fixed_bytes: float, limit: float, share: float = 0.8) -> int:
-    """Rows that fit into ``share`` of a memory limit beside what the model holds anyway; 0 when nothing fits."""
+    """Rows that fit into ``share`` of a memory limit in addition to the model; 0 if nothing fits."""
     return max(int((limit * share - fixed_bytes) // bytes_per_row), 0)
 
 
 class Meter(Protocol):
-    """Where a model's memory is read."""
+    """Reads the memory that a model uses."""
 
     name: str
     limit: int
-    """Bytes there are."""
+    """Available bytes."""
 
     def used(self) -> int:
-        """Bytes in use, or the most that were."""
+        """Bytes in use, or their maximum so far."""
 
 
 class HostMemory:
-    """This process's largest resident size, against the cgroup's limit or all of the host's memory."""
+    """This process's largest resident size, relative to the cgroup's limit or all of the host's memory."""
 
     name = "host"
 
@@ -49,7 +49,7 @@ class GpuMemory:
         self.limit = self._read().total
 
     def used(self) -> int:
-        """Return what is in use now."""
+        """Return the bytes in use now."""
         return int(self._read().used)
 
     def _read(self) -> _NvmlMemory:
@@ -63,7 +63,7 @@ class _NvmlMemory(ctypes.Structure):
 
 
 def gpu() -> GpuMemory | None:
-    """Return the first GPU, ``None`` where there is no driver or no device."""
+    """Return the first GPU, ``None`` without a driver or a device."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -75,7 +75,7 @@ def gpu() -> GpuMemory | None:
 
 
 class MemoryFit(NamedTuple):
-    """Bytes a row, bytes without rows, and the rows that fit into 80 % of the limit."""
+    """Bytes per row, bytes without rows, and the rows that fit into 80 % of the limit."""
 
     per_row: float
     fixed: float
@@ -84,13 +84,14 @@ class MemoryFit(NamedTuple):
 
 
 def fit(used: dict[int, int], limit: int) -> MemoryFit | None:
-    """Fit a line to the bytes in use after batches of so many rows; ``None`` where they show no growth to speak of.
+    """Fit a line to the bytes in use after batches by rows; ``None`` if they show no significant growth.
 
-    The line goes through the smallest and largest size: allocators take steps, and a fit would follow the small ones.
+    The line goes through the smallest and largest size: allocators grow in steps, and a fit would follow the small
+    ones.
     """
     least, most = min(used), max(used)
     growth = used[most] - used[least]
-    # Below 1 MiB it is the interpreter's own, not the model's.
+    # Below 1 MiB the growth is the interpreter's, not the model's.
     if most == least or growth < 2**20:
         return None
     per_row = growth / (most - least)

@@ -1,4 +1,4 @@
-"""Models to run batches on, one call at a time from each thread: an ONNX file in this process, or a V1 or V2 server."""
+"""Models that run batches, one call at a time per thread: an ONNX file in this process, or a V1 or V2 server."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class TargetError(Exception):
-    """A batch that got no answer. ``input_fault``: the model looked at it and refused, so other rows may do.
+    """A batch without an answer. ``input_fault``: the model rejected this input, so other rows may succeed.
 
-    ``record``: what is kept of it if it is given up; ``retry_after`` in seconds, as the server asks for.
+    ``record``: what is stored if the batch is given up; ``retry_after`` in seconds, from the server.
     """
 
     def __init__(self, message: str, *, input_fault: bool, record: bytes = b"", retry_after: float = 0.0) -> None:
@@ -43,21 +43,21 @@ class TargetError(Exception):
 
 
 class Target(Protocol):
-    """A model. ``prepare`` encodes a batch, so that the call that it returns can be timed alone."""
+    """A model. ``prepare`` encodes a batch, so that the returned call can be timed alone."""
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """Its name for users."""
 
     @property
     def inputs(self) -> list[InputSpec]:
-        """What it takes."""
+        """Its inputs."""
 
     def prepare(self, batch: Arrays) -> Callable[[], Arrays]:
         """Return the call that runs a batch and returns its outputs; it raises ``TargetError``."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 class OnnxTarget:
@@ -65,8 +65,8 @@ class OnnxTarget:
 
     ``dims``: sizes of dimensions that the model leaves open, by name.
 
-    Raises ``click.ClickException`` for a file that does not load or whose batch axis is fixed, and for a dimension that
-    it does not have.
+    Raises ``click.ClickException`` for a file that does not load or whose batch axis is fixed, and for an unknown
+    dimension.
     """
 
     def __init__(self, path: Path, threads: int, dims: dict[str, int]) -> None:
@@ -98,14 +98,14 @@ class OnnxTarget:
         return run
 
     def abandon(self) -> None:
-        """Let a run end: nothing can end it."""
+        """Nothing to do: a run can't be cancelled."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 class Connections:
-    """A server's address, with a connection for each thread that asks. ``timeout`` in seconds, of one request."""
+    """A server's address, with a connection per calling thread. ``timeout`` in seconds, of one request."""
 
     def __init__(self, address: Address, timeout: float) -> None:
         self._address = address
@@ -118,7 +118,7 @@ class Connections:
     ) -> tuple[http.client.HTTPResponse, bytes]:
         """Send a body; return the answer and its body.
 
-        Raises ``TargetError`` where there is none.
+        Raises ``TargetError`` if there is none.
         """
         connection = getattr(self._local, "connection", None)
         if connection is None:
@@ -136,9 +136,9 @@ class Connections:
             ) from None
 
     def abandon(self) -> None:
-        """End the calls under way: they get no answer."""
+        """End the running calls: they get no answer."""
         for connection in list(self._connections):
-            # Shut down, not closed: its thread reads from it, and hears of it so.
+            # Shut down, not closed: its thread reads from it, and is woken by that.
             if connection.sock is not None:
                 with suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_RDWR)
@@ -150,7 +150,7 @@ class Connections:
 
 
 class ServerTarget:
-    """A model behind HTTP. V1 takes one input, whose name is nobody's business, or columns as objects."""
+    """A model behind HTTP. V1 takes one input, whose name is not sent, or columns as objects."""
 
     def __init__(
         self, address: Address, model: str, protocol: servers.Protocol, inputs: list[InputSpec], timeout: float
@@ -164,7 +164,7 @@ class ServerTarget:
         self.abandon = self._server.abandon
 
     def prepare(self, batch: Arrays) -> Callable[[], Arrays]:
-        """Return the call: encoded before, decoded after; its time is the server's and the way there."""
+        """Return the call, without encoding and decoding: its time is the server's and the network's."""
         if self._protocol == "v1" and len(batch) > 1:
             columns = {name: array.tolist() for name, array in batch.items()}
             rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
@@ -181,7 +181,7 @@ class ServerTarget:
         answer, body = self._server.post(self._path, request.body, request.headers)
         if answer.status != 200:
             said = body[:200].decode("utf-8", "replace")
-            # 4xx but a few, and 500, are about this input; 429, 503 and the like are about now.
+            # Most 4xx, and 500, depend on this input; 429, 503 and the like on the moment.
             fault = answer.status in {400, 413, 415, 422, 500}
             hint = f" (check --model: {self.name})" if answer.status == 404 else ""
             raise TargetError(f"status {answer.status}: {said}{hint}", input_fault=fault)
@@ -219,7 +219,7 @@ def described(
     given: Arrays | None,
     timeout: float,
 ) -> list[InputSpec]:
-    """Return the inputs of a server's model: as given, else of the shape given, else what its metadata says."""
+    """Return the inputs of a server's model: as given, else of the given shape, else from its metadata."""
     if given is not None:
         datatypes = {tensor.name: tensor.datatype for tensor in to_tensors(given)}
         return [InputSpec(name, datatypes[name], array.shape[1:]) for name, array in given.items()]
@@ -229,9 +229,9 @@ def described(
 
 
 def check_names(target: Target, given: Arrays) -> Arrays:
-    """Return the inputs given, cast to what the model takes.
+    """Return the given inputs, cast to the model's types.
 
-    Raises ``click.ClickException`` where names are missing.
+    Raises ``click.ClickException`` if names are missing.
     """
     missing = [spec.name for spec in target.inputs if spec.name not in given]
     if missing:
@@ -257,7 +257,7 @@ def _spec(path: Path, node: Any, dims: dict[str, int]) -> InputSpec:  # noqa: AN
 
 
 def _check_dims(path: Path, dims: dict[str, int], known: Sequence[int | str | None]) -> None:
-    """Refuse the size of a dimension that none of the inputs has, or has open."""
+    """Reject the size of a dimension that is not open in any of the inputs."""
     there = list(dict.fromkeys(dim for dim in known if isinstance(dim, str)))
     for name in dims:
         if name not in there:

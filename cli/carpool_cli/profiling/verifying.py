@@ -1,4 +1,4 @@
-"""Is batching safe for a model? Rows answered alone against the same rows merged."""
+"""Checks whether batching is safe for a model: compares rows answered alone with the same rows batched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(NamedTuple):
-    """``worst``: the largest difference, relative to the answer's own scale. ``why`` is empty when it is safe."""
+    """``worst``: the largest difference, relative to the answer's own scale. ``why`` is empty if batching is safe."""
 
     rows: int
     worst: float
@@ -24,7 +24,7 @@ class Verdict(NamedTuple):
 
 
 def compare(run: Callable[[Arrays], Arrays], inputs: Arrays, tolerance: float) -> Verdict:
-    """Run each row alone, then all merged, forwards and backwards, and compare.
+    """Run each row alone, then all in one batch, forwards and backwards, and compare.
 
     Float sums differ in their last bits with the batch, so floats are compared within ``tolerance`` of the largest
     value of the output, and by argmax over the last axis; everything else must be equal.

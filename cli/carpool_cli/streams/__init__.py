@@ -1,1 +1,1 @@
-"""Loads of token streams on the twin of an engine: what the commands forecast and recommend for them."""
+"""Loads of token streams on the twin of an engine: the forecasts and recommendations of the commands."""

@@ -1,4 +1,4 @@
-"""Which limits of an engine keep an SLO for token streams, by search in the engine's twin."""
+"""The limits of an engine that meet an SLO for token streams, by search in the engine's twin."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ if TYPE_CHECKING:
     from carpool_cli.streams.options import Asked
 
 OVERLOAD = 1.3
-"""Times the capacity: limits act in overload, so that is where they are chosen, or at the load if it is more."""
+"""Load as a multiple of the capacity: limits act in overload, so they are chosen there, or at the load if it is
+higher."""
 
 SEQUENCES = (0.35, 0.42, 0.5, 0.6, 0.71, 0.84, 1.0, 1.19)
-"""Candidates, as factors on the sequences that run at the capacity."""
+"""Candidates, as factors on the number of sequences at the capacity."""
 
 QUEUE = (0.9, 0.75, 0.6, 0.45, 0.3)
-"""Candidates: share of the target TTFT that a full queue takes."""
+"""Candidates, as shares of the target TTFT that a full queue takes."""
 
 BUDGETS = (512, 1024, 2048, 4096, 8192)
 """Candidates for the tokens of a step."""
 
 GAIN = 1.01
-"""What another number of tokens per step has to bring: the engine's present one stays otherwise."""
+"""Least gain by another number of tokens per step; otherwise the engine keeps its own."""
 
 ENOUGH = 0.99
-"""Share of the requests that has to meet both targets: p99."""
+"""Share of the requests that must meet both targets: p99."""
 
 
 class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What to set. ``capacity`` in requests/s; ``load`` is where ``results`` were played, ``holds``: the SLO there."""
+    """The recommended limits. ``capacity`` in requests/s; ``load``: that of ``results``; ``holds``: SLO met there."""
 
     max_num_seqs: int
     max_num_queued_tokens: int
@@ -49,7 +50,7 @@ class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def recommend(asked: Asked) -> Recommendation | None:
-    """Search the limits; None where one request alone is slower than the SLO."""
+    """Search the limits; None if a single request alone is slower than the SLO."""
     profile, slo, load = asked
     capacity = loads.capacity(profile, load.lengths, slo)
     if not capacity.rate:
@@ -61,7 +62,7 @@ def recommend(asked: Asked) -> Recommendation | None:
     prompt, both = sum(prompt for prompt, _ in pairs) / len(pairs), sum(map(sum, pairs)) / len(pairs)
 
     def queue(sequences: int, share: float) -> int:
-        # As long as prompts leave the queue at the pace of `sequences`: 0.9 x 2 s x 6/s x 1,000 tokens.
+        # While prompts leave the queue at the pace of `sequences`: 0.9 x 2 s x 6/s x 1,000 tokens.
         rate = loads.rate_at(profile, load.lengths, sequences)
         return max(1, round(share * slo.ttft * rate * prompt))
 
@@ -78,7 +79,7 @@ def recommend(asked: Asked) -> Recommendation | None:
     if best != budget and (budget not in by_budget or by_budget[best] > GAIN * by_budget[budget]):
         budget = best
     queued = queue(sequences, share)
-    # 4. What it is worth
+    # 4. The gain
     twin = twin or stressed
     results = [twin.limited(sequences, queued, budget), twin.gate(), twin.no_gate()]
     return Recommendation(
@@ -86,7 +87,7 @@ def recommend(asked: Asked) -> Recommendation | None:
         max_num_queued_tokens=queued,
         max_num_batched_tokens=budget,
         max_concurrency=sequences,
-        # A gateway counts a request with its prompt and its whole answer from its admission on.
+        # A gateway counts a request with its prompt and its whole answer from its admission.
         max_token_concurrency=round(sequences * both),
         capacity=capacity.rate,
         load=len(twin.times) / load.seconds,

@@ -1,4 +1,4 @@
-"""Load of token streams: when requests come, how long their prompts and answers are, and what an engine can carry."""
+"""Load of token streams: arrival times, lengths of prompts and answers, and an engine's capacity."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 SLOWEST = 1.0
-"""Mean seconds per output token that are looked at."""
+"""Largest mean seconds per output token in the search."""
 
 
 class Lengths(NamedTuple):
@@ -48,7 +48,7 @@ class Stretch(NamedTuple):
 
 
 def recorded(path: Path) -> tuple[Lengths, list[float]]:
-    """Read recorded requests, as the Azure LLM inference dataset has them: their lengths, and their times in seconds.
+    """Read recorded requests in the format of the Azure LLM inference dataset: lengths, and times in seconds.
 
     Raises ``click.ClickException`` naming the file and the line.
     """
@@ -98,7 +98,7 @@ def stretched(times: Sequence[float], stretches: Sequence[Stretch]) -> list[floa
 def arrivals(
     times: Sequence[float], lengths: Sequence[tuple[int, int]], *, tenant: str = "", batch: bool = False, first: int = 0
 ) -> list[Arrival]:
-    """Make requests of times and lengths, with keys from ``first`` on."""
+    """Make requests from times and lengths, with keys from ``first`` on."""
     return [
         Arrival(Request(first + i, time, prompt, tenant=tenant, batch=batch), output)
         for i, (time, (prompt, output)) in enumerate(zip(times, lengths, strict=False))
@@ -125,10 +125,10 @@ class Capacity(NamedTuple):
 
 
 def capacity(profile: EngineProfile, lengths: Lengths, slo: Slo) -> Capacity:
-    """Return what an engine carries in the mean: the decode step over the time that prompts leave equals the target.
+    """Return an engine's mean capacity: where the decode step over the time left by prompts equals the target.
 
-    By Little's law B = rate x (output tokens - 1) x TPOT sequences decode, with their prompt and half their answer
-    cached. Where the cache is full before, that is the limit. All 0 where one request alone misses the target.
+    By Little's law B = rate x (output tokens - 1) x TPOT sequences decode, each with its prompt and half its answer
+    cached. If the cache is full earlier, that is the limit. All values are 0 if one request alone misses the target.
     """
     mean = _Means.of(lengths)
     target = min(slo.tpot, SLOWEST)
@@ -145,7 +145,7 @@ def capacity(profile: EngineProfile, lengths: Lengths, slo: Slo) -> Capacity:
 
 
 def rate_at(profile: EngineProfile, lengths: Lengths, sequences: float) -> float:
-    """Return the steady requests per second that so many sequences serve."""
+    """Return the steady requests per second that a number of sequences serve."""
     mean = _Means.of(lengths)
     low, high = 0.0, 1e4
     for _ in range(60):

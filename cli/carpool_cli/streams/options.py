@@ -1,4 +1,4 @@
-"""What the commands for token streams have in common: an engine, an SLO and a load, as typed."""
+"""Shared by the commands for token streams: an engine, an SLO and a load, from the command line."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SPREAD = 0.8
-"""Of log-normal lengths: standard deviation of the logarithm, about that of conversations."""
+"""For log-normal lengths: standard deviation of the logarithm, about that of conversations."""
 
 
 class StreamLoad(NamedTuple):
-    """The lengths of requests, and when they come: ``recorded`` times, or a process of a rate."""
+    """Lengths and times of requests: ``recorded`` times, or a process with a rate."""
 
     lengths: Lengths
     seconds: float
@@ -38,13 +38,13 @@ class StreamLoad(NamedTuple):
 
     @property
     def named(self) -> bool:
-        """Whether there is a load, not only lengths."""
+        """Whether there is a load, and not only lengths."""
         return self.rate is not None or self.recorded is not None
 
     def times(self, rate: float | None) -> list[float]:
-        """Return arrival times at a rate; without one those of the trace, at its own pace.
+        """Return arrival times at a rate; without a rate those of the trace, at its own pace.
 
-        Raises ``click.ClickException`` where there are none, or too many to play.
+        Raises ``click.ClickException`` if there are none, or too many to play.
         """
         if self.recorded is not None:
             trace = self.recorded if rate is None else Trace.at_rate(self.recorded, rate).recorded
@@ -61,7 +61,7 @@ class StreamLoad(NamedTuple):
         return times
 
     def described(self, rate: float | None) -> str:
-        """Say what the load is."""
+        """Describe the load."""
         pace = "at its own pace" if rate is None else f"at {number(rate)}/s"
         if self.recorded is not None:
             return f"{self.lengths.described} {pace}"
@@ -78,7 +78,7 @@ class Asked(NamedTuple):
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of an engine; `read` takes what was typed, with that of `load_options`."""
+    """Add the options of an engine; `read` takes their values, with those of `load_options`."""
     count = click.IntRange(1, 10_000_000)
     for option in reversed(
         (
@@ -158,9 +158,9 @@ def read(
     tpot: float,
     **load: Any,  # noqa: ANN401 - `read_load` has the types
 ) -> Asked:
-    """Put together an engine, its SLO and its load.
+    """Combine an engine, its SLO and its load.
 
-    Raises ``click.ClickException`` naming the option that is missing or does not go with another, or the file.
+    Raises ``click.ClickException`` naming the option that is missing or contradicts another, or the file.
     """
     if (path is None) == (step is None):
         raise click.UsageError("name --profile or --step, one of the two")
@@ -212,7 +212,7 @@ def read_load(
     seconds: float,
     seed: int,
 ) -> StreamLoad:
-    """Put together a load.
+    """Return a load.
 
     Raises ``click.ClickException`` as `read` does.
     """

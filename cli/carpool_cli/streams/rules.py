@@ -1,7 +1,6 @@
-"""Rules before an engine that are not the gate: none, a fixed cap, and a limit of queued tokens.
+"""Alternatives to the gate before an engine: none, a fixed cap, and a limit of queued tokens.
 
-`Cap` refuses requests whose first token would come too late. For that it is given how long the engine's steps take; the
-gate is not.
+`Cap` rejects requests whose first token would be late. For that it gets the engine's step times; the gate does not.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ if TYPE_CHECKING:
     from carpool.generation.profiles import EngineProfile
 
 TYPICAL_CONTEXT = 1200
-"""Tokens of a sequence, from which `Cap` takes the length of a step."""
+"""Tokens per sequence from which `Cap` computes the length of a step."""
 
 
 class Cap:
-    """At most ``most`` requests in the engine; others wait in order. ``margin``: share of TTFT that may be planned."""
+    """At most ``most`` requests in the engine; others wait in order. ``margin``: usable share of TTFT."""
 
     def __init__(self, most: float, slo: Slo, profile: EngineProfile, *, margin: float = 1.0) -> None:
         self.most = most
@@ -39,7 +38,7 @@ class Cap:
         return self.poll(now)
 
     def poll(self, now: float) -> list[Action]:
-        """Admit up to the cap; refuse what is too late."""
+        """Admit up to the cap; reject what is too late."""
         actions: list[Action] = []
         while self.waiting:
             request = self.waiting[0]
@@ -61,7 +60,7 @@ class Cap:
         return []
 
     def first_token(self, request: Request, now: float) -> list[Action]:
-        """Note that a prompt is computed."""
+        """Record that a prompt is computed."""
         self._backlog -= request.prompt_tokens
         request.state = State.DECODING
         return self.poll(now)
@@ -82,7 +81,7 @@ class Cap:
         """Ignore the cache."""
 
     def wake_at(self, now: float) -> float:
-        """Return when the first that waits becomes too late."""
+        """Return when the first waiting request becomes too late."""
         del now
         return self._latest(self.waiting[0]) + 1e-3 if self.waiting else inf
 
@@ -107,7 +106,7 @@ class Nothing(Cap):
 class QueuedTokens(Nothing):
     """vLLM's ``--max-num-queued-tokens``: at most ``limit`` prompt tokens that have no first token yet.
 
-    Without a limit, the one that vLLM advises: the target TTFT times the prefill throughput.
+    The default limit is vLLM's recommendation: the target TTFT times the prefill throughput.
     """
 
     def __init__(self, slo: Slo, profile: EngineProfile, limit: float | None = None) -> None:
@@ -115,7 +114,7 @@ class QueuedTokens(Nothing):
         self._limit = slo.ttft / self._prompt_token if limit is None else limit
 
     def arrive(self, request: Request, now: float) -> list[Action]:
-        """Refuse a request if the prompts before it fill the limit; else pass it on."""
+        """Reject a request if earlier prompts fill the limit; else pass it on."""
         if self._backlog > self._limit:
             request.state = State.ENDED
             return [Refuse(request, Reason.QUEUE_FULL, 1.0)]

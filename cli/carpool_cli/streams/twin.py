@@ -1,4 +1,4 @@
-"""A load of token streams on an engine's twin, with one rule before it after the other, and what becomes of each."""
+"""A load of token streams on an engine's twin, with one rule after the other before it, and the results."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NOISE = 0.05
 """Relative spread of steps."""
 
 WRONG = 2.0
-"""How far the gate's first guess of the steps is off."""
+"""Error of the gate's first estimate of the step times, as a factor."""
 
 DRAIN = 120.0
-"""Seconds after the last arrival, in which answers may end."""
+"""Seconds after the last arrival in which answers may end."""
 
 
 class Figures(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What became of a load by one rule. Seconds, and requests per second; shares of all requests.
+    """The results of one rule. Seconds, and requests per second; shares of all requests.
 
     Quantiles are of the answered requests; None where nothing was answered.
     """
@@ -66,15 +66,15 @@ class StreamTwin:
         self._seed = asked.load.seed
 
     def gate(self) -> Figures:
-        """Play the gate, which knows the SLO only, from step times that are off by `WRONG`."""
+        """Play the gate, which knows only the SLO, with initial step times that are off by `WRONG`."""
         return self._play("gate", Gate(self.slo, loads.guess(self.profile, WRONG)), self.profile)
 
     def no_gate(self) -> Figures:
-        """Play the engine as it is, which gets every request at once."""
+        """Play the engine without a gate: it gets every request at once."""
         return self._play("no gate", Nothing(self.slo, self.profile), self.profile)
 
     def cap(self, most: int) -> Figures:
-        """Play a cap with a queue before it that drops what would miss TTFT."""
+        """Play a cap with a queue that drops requests which would miss TTFT."""
         return self._play(f"cap {most}", Cap(most, self.slo, self.profile), self.profile)
 
     def limited(self, sequences: int, queued_tokens: int, batched_tokens: int) -> Figures:

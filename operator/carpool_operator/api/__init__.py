@@ -1,1 +1,1 @@
-"""The BatchingPolicy resource: its spec, status, CRD and annotations, and the values made of them."""
+"""The BatchingPolicy resource: its spec, status, CRD and annotations, and the values made from them."""

@@ -1,4 +1,4 @@
-"""Labels and annotations: what people write on workloads, what that asks for, and what the webhook writes on pods."""
+"""Labels and annotations: those that users set on workloads, their meaning, and those that the webhook sets on pods."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 PREFIX = "carpool.dev/"
 
-# What a person writes, on a Deployment or in a pod template
+# Set by users on a Deployment or in a pod template
 INJECT = PREFIX + "inject"
 """``"true"`` asks for a sidecar, ``"false"`` forbids it; ``"deployment"`` in a template is the webhook's."""
 SLO_PREFIX = PREFIX + "slo-"
-"""Followed by a percentile: ``carpool.dev/slo-p99: 50ms``. Any of these asks for a sidecar, too. Of token streams:
-``slo-ttft-p99``, time to the first token, and ``slo-tpot-p99``, time per output token after it; with ``.CLASS`` behind
-it, e.g. ``slo-ttft-p99.gold``, of the requests of that class alone."""
+"""Followed by a percentile: ``carpool.dev/slo-p99: 50ms``. Any of these also asks for a sidecar. For token streams:
+``slo-ttft-p99``, time to the first token, and ``slo-tpot-p99``, time per output token after it. A suffix ``.CLASS``,
+e.g. ``slo-ttft-p99.gold``, limits the target to requests of that class."""
 TTFT = SLO_PREFIX + "ttft-p99"
-"""``slo.ttft`` of the policy, without which there are no classes."""
+"""``slo.ttft`` of the policy; classes need it."""
 MODE = PREFIX + "mode"
-"""``tuning.mode`` of the policy that is kept for the workload."""
+"""``tuning.mode`` of the policy that the operator keeps for the workload."""
 OBJECTIVE = PREFIX + "objective"
 """Its ``objective``."""
 TARGET_UTILIZATION = PREFIX + "target-utilization"
@@ -39,17 +39,17 @@ DEVICE_SHARE = PREFIX + "device-share"
 AUTOSCALED = PREFIX + "autoscaled"
 """``"true"``: an autoscaler follows Carpool's load, so that ``Balanced`` is ``Efficiency`` here."""
 MAX_BATCH = PREFIX + "max-batch"
-"""Its ``bounds.maxBatch.max``, rows."""
+"""Its ``bounds.maxBatch.max``, in rows."""
 MAX_WAIT = PREFIX + "max-wait"
 """Its ``bounds.maxWait.max``."""
 MAX_IN_FLIGHT = PREFIX + "max-in-flight"
 """Its ``bounds.maxInFlight.max``."""
 
-# What a person writes in a pod template
+# Set by users in a pod template
 CONTAINER = PREFIX + "container"
-"""Container of the model; by default the one that asks for a GPU, or has a known port or name."""
+"""The model's container; by default the one that asks for a GPU, or has a known port or name."""
 PORT = PREFIX + "port"
-"""The model's port in it, name or number; by default the first that may speak HTTP/1.1."""
+"""The model's port in that container, name or number; by default the first that may speak HTTP/1.1."""
 CPU = PREFIX + "sidecar-cpu"
 """The sidecar's CPU request."""
 CPU_LIMIT = PREFIX + "sidecar-cpu-limit"
@@ -59,21 +59,22 @@ MEMORY = PREFIX + "sidecar-memory"
 MEMORY_REQUEST = PREFIX + "sidecar-memory-request"
 """Its memory request; by default a quarter of the limit."""
 MAX_BODY = PREFIX + "max-body"
-"""Bytes up to which a request is read whole, to be batched; by default an eighth of the memory limit."""
+"""Largest body, in bytes, that is read whole so that it can be batched; by default an eighth of the memory limit."""
 DATA_PORT = PREFIX + "data-port"
-"""Port of the sidecar for requests."""
+"""The sidecar's port for requests."""
 ADMIN_PORT = PREFIX + "admin-port"
-"""Port of the sidecar for probes, metrics and the operator."""
+"""The sidecar's port for probes, metrics and the operator."""
 CAPTURE = PREFIX + "capture"
-"""``"true"``: the pod's kernel leads the model's port to the sidecar, for callers that use its number."""
+"""``"true"``: the pod's kernel redirects the model's port to the sidecar, for callers that use the port's number."""
 
-# What the webhook writes on a pod
+# Set by the webhook on a pod
 INJECTED = PREFIX + "injected"
 """Label, ``"true"`` on a pod with a sidecar."""
 TARGET = PREFIX + "target"
 """``Kind/name`` of the workload that the pod belongs to."""
 STATUS = PREFIX + "status"
-"""JSON: version, container, port, dataPort, adminPort, notes, and ``undo``: what restores the pod as it was."""
+"""JSON: version, container, port, dataPort, adminPort, notes, and ``undo``: the changes that restore the original
+pod."""
 SKIPPED = PREFIX + "skipped"
 """``<reason>: <message>``, on a pod that asked for a sidecar and got none."""
 
@@ -84,7 +85,7 @@ PROPAGATED = "deployment"
 
 
 LONGEST_NAME = 253
-"""Characters of an object's name."""
+"""Most characters in an object's name."""
 
 
 def change_name(kind: str, name: str) -> str:
@@ -98,7 +99,7 @@ def policy_name(kind: str, name: str) -> str:
 
 
 def _fitting(name: str) -> str:
-    """Return a name that an object may have: one that is too long keeps its beginning, and a hash stands for all."""
+    """Return a valid object name: one that is too long keeps its beginning, and a hash replaces the rest."""
     if len(name) <= LONGEST_NAME:
         return name
     digest = sha256(name.encode()).hexdigest()[:16]
@@ -118,46 +119,47 @@ FIELDS = {
     MAX_WAIT: ("bounds", "maxWait", "max"),
     MAX_IN_FLIGHT: ("bounds", "maxInFlight", "max"),
 }
-"""Where in a policy the value of an annotation goes; of classes see ``_of_class``."""
+"""The policy field that an annotation sets; for classes see ``_of_class``."""
 
 OF_CLASSES = {f"{SLO_PREFIX}{name}-p99.CLASS": f"slo.classes[].{name}.p99" for name in ("ttft", "tpot")}
-"""Annotations of classes, and the field that each of them is."""
+"""Annotations of classes, and the field that each one sets."""
 
 _OF_CLASS = re.compile(rf"{re.escape(SLO_PREFIX)}(ttft|tpot)-p99\.([a-z0-9]([a-z0-9-]*[a-z0-9])?)")
 
 BATCH = "batch"
-"""A priority that has no targets, and so is no class."""
+"""The priority without targets, which is therefore not a class."""
 
 _DURATIONS = {name for name in FIELDS if name.startswith(SLO_PREFIX)} | {MAX_WAIT}
 _NUMBERS = {MAX_BATCH, MAX_IN_FLIGHT, TARGET_UTILIZATION, DEVICE_SHARE}
 _CHOICES: dict[str, type[StrEnum]] = {MODE: TuningMode, OBJECTIVE: Objective}
 OF_SIDECAR = (CPU, CPU_LIMIT, MEMORY, MEMORY_REQUEST, MAX_BODY, DATA_PORT, ADMIN_PORT, CAPTURE)
-"""What may also stand on a Namespace: defaults for the sidecars in it."""
+"""Annotations that a Namespace may have, too: defaults for the sidecars in it."""
 _OF_TEMPLATE = (CONTAINER, PORT, *OF_SIDECAR)
 _OWN = (INJECT, *FIELDS, AUTOSCALED)
 
 KNOWN = frozenset(_OWN)
-"""What may stand on a workload itself."""
+"""Annotations allowed on a workload itself."""
 KNOWN_IN_TEMPLATE = frozenset({INJECT, *_OF_TEMPLATE, STATUS, TARGET, SKIPPED})
-"""What may stand in a pod template: what a person writes, and what ``carpool inject`` puts there."""
+"""Annotations allowed in a pod template: those that users set, and those of ``carpool inject``."""
 
 
 class Wish(NamedTuple):
-    """What a workload's own annotations ask for. With ``problems`` there is no ``spec``: nobody guesses an SLO."""
+    """What a workload's own annotations ask for. With ``problems``, ``spec`` is None: an SLO is never guessed."""
 
     spec: PolicySpec | None
     """The policy to keep for it, if any."""
     problems: tuple[str, ...]
-    """Each names an annotation and what to do about it."""
+    """Each names an annotation and the fix."""
     by_default: bool = False
-    """Whether its SLO is a default: a policy that a person wrote, by label too, takes precedence."""
+    """Whether its SLO is a default. A policy written by a user then takes precedence, even one that selects by
+    label."""
 
 
 def read(kind: str, name: str, annotations: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> Wish:
     """Read a workload's own annotations, not those of its pod template.
 
-    ``defaults``: values of annotations that it has not, which have no problems. They hold for workloads that ask for a
-    sidecar. An SLO is taken whole: a default percentile does not join others.
+    ``defaults``: values, free of problems, for annotations that the workload lacks. They apply to workloads that ask
+    for a sidecar. An SLO is taken as a whole: default percentiles are never added to a workload's own.
     """
     ours = {key: value for key, value in sorted(annotations.items()) if key.startswith(PREFIX)}
     where = ".".join(BY_NAME[kind].annotations_path()) if BY_NAME[kind].templates else "the templates of its pods"
@@ -194,13 +196,13 @@ def read(kind: str, name: str, annotations: Mapping[str, str], defaults: Mapping
 
 
 def merged(outer: Mapping[str, str], inner: Mapping[str, str]) -> dict[str, str]:
-    """Return annotations with the defaults that they leave open; percentiles come from one of the two alone."""
+    """Return annotations completed with defaults; percentiles come from only one of the two."""
     own = any(_is_slo(key) for key in inner)
     return {key: value for key, value in outer.items() if not (own and _is_slo(key))} | dict(inner)
 
 
 def asks(annotations: Mapping[str, str]) -> bool:
-    """Whether a workload's own annotations ask for a sidecar; their values are judged elsewhere."""
+    """Return whether a workload's own annotations ask for a sidecar; their values are checked elsewhere."""
     if annotations.get(INJECT) == FORBIDDEN:
         return False
     return annotations.get(INJECT) == ASKED or any(name.startswith(SLO_PREFIX) for name in annotations)
@@ -215,13 +217,13 @@ def _is_known(key: str) -> bool:
 
 
 def _of_class(key: str) -> tuple[str, str] | None:
-    """Return which target of which class an annotation is: ("ttft", "gold") of ``slo-ttft-p99.gold``; None if none."""
+    """Return an annotation's target and class: ("ttft", "gold") for ``slo-ttft-p99.gold``; None for any other."""
     found = _OF_CLASS.fullmatch(key)
     return None if found is None else (found[1], found[2])
 
 
 def _classes(ours: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the classes that annotations name, as they stand in a policy, in order of their names."""
+    """Return the classes that annotations name, as in a policy, sorted by name."""
     found: dict[str, dict[str, Any]] = {}
     for key, value in ours.items():
         if (of := _of_class(key)) is not None:
@@ -230,9 +232,9 @@ def _classes(ours: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def read_defaults(annotations: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Read the defaults on a namespace: those that make sense, and what is wrong with the others.
+    """Read the defaults on a namespace; return the valid ones, and the problems of the others.
 
-    Those of sidecars are the injector's, which says so in each pod where one makes no sense.
+    The injector checks defaults for sidecars, and reports invalid ones in each pod.
     """
     good: dict[str, str] = {}
     problems = []
@@ -249,7 +251,7 @@ def read_defaults(annotations: Mapping[str, str]) -> tuple[dict[str, str], tuple
 
 
 def _problem(key: str, value: str, template: str = "") -> str | None:
-    """Say what is wrong with one annotation by itself. ``template``: where those of its pods stand."""
+    """Return the problem of one annotation by itself. ``template``: where its pods' annotations are."""
     if key in _OF_TEMPLATE:
         return f"{key} is read in the pod template only: move it to {template}"
     if key in {INJECT, AUTOSCALED}:
@@ -272,9 +274,9 @@ def _problem(key: str, value: str, template: str = "") -> str | None:
 
 
 def misplaced(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Say which annotations of a pod template nobody reads there, and what to do about each.
+    """Return the annotations of a pod template that are ignored there, and the fix for each.
 
-    Their values are another matter: a pod whose can't be meant says so itself.
+    Values are not checked here: a pod with an invalid value reports it itself.
     """
     unread = sorted(key for key in annotations if key.startswith(PREFIX) and key not in KNOWN_IN_TEMPLATE)
     return tuple(
@@ -286,7 +288,7 @@ def misplaced(annotations: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _hint(key: str, here: Iterable[str]) -> str:
-    """Name the annotation that was meant, or those that there are ``here``."""
+    """Return the annotation that was probably meant, or those that are allowed ``here``."""
     if key.startswith(SLO_PREFIX) and "." in key.removeprefix(PREFIX):
         return (
             f"of a class there are {' and '.join(OF_CLASSES)}, where CLASS has lower-case letters, digits and -, e.g. "
@@ -298,7 +300,7 @@ def _hint(key: str, here: Iterable[str]) -> str:
 
 
 def _annotation(path: str, classes: Sequence[Mapping[str, Any]]) -> str:
-    """Return the annotation that a policy's field is; of an SLO as a whole, or of all classes, all of them."""
+    """Return the annotation that sets a policy's field; for a whole SLO, or all classes, all of them."""
     if path == "slo.classes":
         return f"{SLO_PREFIX}*.CLASS"
     fields = {".".join(steps): key for key, steps in FIELDS.items()}

@@ -1,4 +1,4 @@
-"""What the server checks of a BatchingPolicy beyond its types, in CEL: the twins of ``PolicySpec.validate``'s rules."""
+"""Rules in CEL that the server checks on a BatchingPolicy beyond its types; they match ``PolicySpec.validate``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ PERCENTILES = Latency.__struct_fields__
 
 
 class Rule(Struct, frozen=True):
-    """What the server evaluates on an object, in CEL.
+    """A rule that the server evaluates on an object, in CEL.
 
-    ``path`` is where it reports, relative to the object; ``message`` what it says, with ``values`` of CEL expressions
-    in the places of its braces.
+    ``path`` is the field that an error names, relative to the object. ``message`` is the error; values of the CEL
+    expressions ``values`` replace its braces.
     """
 
     cel: str
@@ -39,7 +39,7 @@ class Rule(Struct, frozen=True):
     values: tuple[str, ...] = ()
 
     def schema(self) -> dict[str, str]:
-        """Return it as the server reads it."""
+        """Return the rule in the server's format."""
         rule = {"rule": self.cel}
         if self.values:
             parts = [f"'{part}'" for part in self.message.split("{}")]
@@ -54,12 +54,12 @@ class Rule(Struct, frozen=True):
 # ------------------------------------------------------------------------------------------------- rules
 
 
-# The server takes no rule whose cost it can't bound by the greatest size of strings and lists, and it knows no size of
-# what `string()`, `orValue()`, `optMap()` and `filter()` return. So there is `has()`, and messages tell no numbers.
+# The server rejects a rule whose cost it can't bound by the maximum size of strings and lists. It knows no size for the
+# results of `string()`, `orValue()`, `optMap()` and `filter()`. So rules use `has()`, and messages contain no numbers.
 
 
 def _has(path: str) -> str:
-    """Return the condition that a field, and all that it lies in, is given."""
+    """Return the condition that a field, and all that contain it, are given."""
     root, *steps = path.split(".")
     return " && ".join(f"has({root}.{'.'.join(steps[: end + 1])})" for end in range(len(steps)))
 
@@ -69,7 +69,7 @@ def _if_given(path: str, then: str, otherwise: str = "true") -> str:
 
 
 def _with_due(text: str, otherwise: str) -> str:
-    """Return an expression with the SLO's due time, the highest percentile given, else that of ttft, in its braces."""
+    """Replace the braces of an expression by the SLO's due time: the highest percentile given, else that of ttft."""
     whole = _if_given("self.slo.ttft.p99", text.format("self.slo.ttft.p99"), otherwise)
     for name in PERCENTILES:
         whole = _if_given(f"self.slo.latency.{name}", text.format(f"self.slo.latency.{name}"), whole)
@@ -98,9 +98,9 @@ def _ordered(low: str, high: str) -> Rule:
 
 
 def _below_slo(end: str) -> list[Rule]:
-    """Return the rules that a bound of the wait lies below the SLO, the policy's and each model's."""
+    """Return the rules that a bound of the wait is below the SLO, the policy's and each model's."""
     wait = f"bounds.maxWait.{end}"
-    # Without an SLO another rule refuses, and this one keeps silent.
+    # Without an SLO another rule rejects the object, and this one passes.
     own = _if_given(f"self.{wait}", _with_due(f"duration(self.{wait}) < duration({{}})", "true"))
     of_model = _if_given(f"m.{wait}", _with_due(f"duration(m.{wait}) < duration({{}})", "true"))
     return [
@@ -110,12 +110,12 @@ def _below_slo(end: str) -> list[Rule]:
 
 
 def _of_models(holds: str, message: str) -> Rule:
-    """Return the rule that something holds of every model ``m``."""
+    """Return the rule that a condition holds for every model ``m``."""
     return Rule(f"!has(self.models) || self.models.all(m, {holds})", ".models", message)
 
 
 def _crossed(name: str, order: str) -> Rule:
-    """Return the rule that one end of a model's range agrees with the other end, where that is the policy's."""
+    """Return the rule that one end of a model's range agrees with the policy's other end, where the model uses that."""
     own, outer = f"m.bounds.{name}", f"self.bounds.{name}"
     low = _if_given(f"{own}.max", "true", _if_given(f"{outer}.max", order.format(f"{own}.min", f"{outer}.max")))
     high = _if_given(f"{own}.min", "true", _if_given(f"{outer}.min", order.format(f"{outer}.min", f"{own}.max")))
@@ -125,7 +125,7 @@ def _crossed(name: str, order: str) -> Rule:
     )
 
 
-# Nobody wrote the default baseline down: it moves to the nearest value allowed.
+# A default baseline is not checked: it moves to the nearest allowed value.
 _UNWRITTEN = (
     "!has(self.baseline) || (self.baseline.maxBatch == {0.max_batch} && self.baseline.maxInFlight == {0.max_in_flight}"
     " && duration(self.baseline.maxWait) == duration('{0.max_wait}') && !self.baseline.passThrough)"
@@ -147,7 +147,7 @@ def _baseline(name: str, widest: int) -> Rule:
 def _baseline_wait() -> Rule:
     low, high, value = "self.bounds.maxWait.min", "self.bounds.maxWait.max", "self.baseline.maxWait"
     above = _if_given(low, f"duration({low}) <= duration({value})")
-    # CEL halves no durations: twice the wait against the whole SLO.
+    # CEL can't halve durations, so compare twice the wait with the whole SLO.
     half = _with_due(f"duration({value}) + duration({value}) <= duration({{}})", "true")
     unset = f"({half} || {_if_given(low, f'duration({value}) <= duration({low})', 'false')})"
     return Rule(
@@ -290,10 +290,10 @@ RULES: dict[type[Struct], list[Rule]] = {
         )
     ],
     PolicySpec: [
-        # Where there is no list, no field is there to report at.
+        # Without a list there is no field to report at.
         Rule("has(self.targetRefs) || has(self.targetSelector)", "", "name targetRefs or targetSelector"),
         Rule(
-            # The server has filled in the defaults by then.
+            # The server has already filled in the defaults.
             "has(self.slo.ttft) || !has(self.generation) || "
             f"self.generation.kvBudgetPercent == {Generation().kv_budget_percent} && "
             f"self.generation.order == '{Generation().order}' && "

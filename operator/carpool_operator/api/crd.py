@@ -1,4 +1,4 @@
-"""The CRD of BatchingPolicy, written from its types, and the chart's part that follows the kinds of workloads.
+"""The CRD of BatchingPolicy, generated from its types, and the chart's part that depends on the kinds of workloads.
 
 ``python -m carpool_operator.api.crd [--check]``
 """
@@ -29,7 +29,7 @@ TEMPLATE = ROOT / "charts" / "carpool" / "templates" / "crds.yaml"
 WORKLOADS = TEMPLATE.with_name("_workloads.tpl")
 
 _APPLIED_PATTERN = r"^([0-9]{1,5}(h|m|s|ms|us)){1,5}$"
-"""Of what is measured and applied, in whole microseconds; a spec's durations stop at ms."""
+"""For measured and applied durations, in whole microseconds; a spec's durations have milliseconds at most."""
 
 
 KEYS: dict[type[Struct], list[str]] = {
@@ -39,16 +39,16 @@ KEYS: dict[type[Struct], list[str]] = {
     TargetRef: ["group", "kind", "name"],
     TargetStatus: ["kind", "name"],
 }
-"""Lists whose entries are told apart by fields; the server refuses two with the same."""
+"""Lists whose entries have key fields; the server rejects two entries with the same key."""
 
 SIZES: dict[type[Struct], int] = {Model: MAX_MODELS, HistoryEntry: MAX_HISTORY}
-"""Most entries of a list; bounds what a rule over it may cost. Others say so in their type."""
+"""Maximum length of a list; it bounds the cost of a rule over the list. Other lists declare it in their type."""
 
 # ------------------------------------------------------------------------------------------------- schema
 
 
 def _object(kind: type[Struct], *, spec: bool) -> dict[str, Any]:
-    """Return the schema of a struct; defaults, and the stricter duration, only in the spec."""
+    """Return the schema of a struct; defaults and the stricter duration appear only in the spec."""
     described = types.type_info(kind)
     assert isinstance(described, types.StructType)  # noqa: S101 - what it is of a struct
     texts = attribute_texts(kind)
@@ -129,19 +129,19 @@ def _given(**values: object) -> dict[str, object]:
 
 
 def _meaning(kind: types.Type) -> str:
-    """Return what the values of an enumeration mean."""
+    """Return the meanings of an enumeration's values."""
     return one_line(kind.cls.__doc__) if isinstance(kind, types.EnumType) else ""
 
 
 def _default(field: types.Field, schema: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever JSON holds
-    """Return what the server fills in where a field is left out; ``None`` for nothing."""
+    """Return the value that the server fills in where a field is left out; ``None`` for nothing."""
     if field.required:
         return None
     value = field.default if field.default is not NODEFAULT else field.default_factory()
     if isinstance(value, Parameters):
-        return None  # the baseline: one that nobody wrote follows the bounds, and should not read as if it did not
+        return None  # no default for the baseline: left out, it follows the bounds, and must not look like a set value
     if isinstance(value, Struct):
-        # The server checks its rules on a default as it stands here, before it would look for those inside.
+        # The server checks its rules on a default exactly as written here, before it fills in nested defaults.
         return {name: inner["default"] for name, inner in schema["properties"].items() if "default" in inner} or None
     if isinstance(value, Duration | Quantity | str):
         return str(value)
@@ -218,7 +218,7 @@ def text() -> str:
 
 
 def template() -> str:
-    """Return the CRD as a template of the chart: kept when the release goes, for with it would go every policy."""
+    """Return the CRD as a template of the chart, kept after an uninstall: without it every policy would be deleted."""
     crd = resource()
     crd["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
     return f"{_HEADER}{{{{- if .Values.crds.install }}}}\n{_yaml(crd)}{{{{- end }}}}\n"
@@ -229,14 +229,14 @@ def _yaml(value: dict[str, Any]) -> str:
 
 
 class _Plain(yaml.SafeDumper):
-    """Without anchors: equal parts are written again."""
+    """No anchors: equal parts are written out again."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the signature is the library's
         return True
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files, or with ``--check`` say how they differ from the types; returns the exit code."""
+    """Write the files, or with ``--check`` report how they differ from the types; returns the exit code."""
     stale = False
     for path, written in ((FILE, text()), (TEMPLATE, template()), (WORKLOADS, chart.template())):
         if arguments != ["--check"]:

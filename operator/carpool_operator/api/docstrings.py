@@ -1,4 +1,4 @@
-"""What stands under the attributes of a class: for the CRD and for the pages of docs/reference."""
+"""Docstrings of a class's attributes: for the CRD and for the pages of docs/reference."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cache
 
 @cache
 def attribute_texts(cls: type) -> dict[str, str]:
-    """Return the strings that stand under the attributes of a class and its bases, by name, each on one line.
+    """Return the docstrings of the attributes of a class and its bases, by name, each on one line.
 
-    They are read from the source, so for generators only.
+    They are read from the source code, so only generators use this.
     """
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):

@@ -1,4 +1,4 @@
-"""What the webhook wrote on a pod about its sidecar. Anybody who makes pods can write it, so it is not trusted."""
+"""What the webhook wrote on a pod about its sidecar. Anyone who creates pods can write it, so it is not trusted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class Injection(Struct, frozen=True, rename="camel"):
-    """In front of what a sidecar stands, and its ports; ``None`` where that is not known."""
+    """The model that the sidecar serves, and the sidecar's ports; ``None`` where unknown."""
 
     version: str = ""
     container: str = ""
@@ -32,7 +32,7 @@ _UNREADABLE = Injection()
 
 
 def injection_of(annotations: Mapping[str, str]) -> Injection:
-    """Return what is written; of an annotation that can't be read, nothing."""
+    """Read a pod's annotation; an unreadable one yields an empty ``Injection``."""
     try:
         return _decoder.decode(annotations.get(STATUS, ""))
     except (msgspec.DecodeError, RecursionError):

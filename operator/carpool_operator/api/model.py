@@ -1,4 +1,4 @@
-"""What the deciding half of the operator is given, and what it returns: plain values, nothing of Kubernetes' client."""
+"""Input and output of the operator's decisions: plain values, without Kubernetes' client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from carpool_operator.api.spec import PolicySpec
 
 
 class Target(NamedTuple):
-    """A workload by what its pods are told at admission: a Deployment has no UID yet when it is created."""
+    """A workload by the identity that its pods get at admission: a Deployment has no UID yet when it is created."""
 
     namespace: str
     kind: str
@@ -37,19 +37,19 @@ class Workload(Struct, frozen=True, kw_only=True):
     selector: str
     """As the API's ``labelSelector`` parameter takes it."""
     replicas: int
-    """How many are wanted."""
+    """Desired number."""
     created: float
     """Seconds since the epoch."""
     rolling: bool
     """Whether a rollout is under way."""
     refused: str = ""
-    """Why the API server refuses its pods, in the server's words; ``""`` where it does not."""
+    """The API server's reason for rejecting its pods; ``""`` where it accepts them."""
     autoscaler: str = ""
-    """Kind/name of what follows Carpool's load of it, where something does."""
+    """Kind/name of the autoscaler that follows its Carpool load, if any."""
     full: float | None = None
-    """Load at which that takes a replica for full, where it says."""
+    """Load at which the autoscaler considers a replica full, if it says."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Its own, all of them: policies select by these."""
+    """All of its own labels: policies select by these."""
 
 
 class Pod(Struct, frozen=True, kw_only=True):
@@ -65,22 +65,22 @@ class Pod(Struct, frozen=True, kw_only=True):
     deleting: bool
     template_hash: str
     container: str = ""
-    """The one that the sidecar stands before; ``""`` where that can't be read."""
+    """The model's container; ``""`` where it can't be read."""
     ready_after: float = 0.0
-    """Seconds from its creation until it last became ready; 0 while it is not."""
+    """Seconds from its creation until it last became ready; 0 while it is not ready."""
     current: bool = False
-    """Whether its sidecar is of this operator's version."""
+    """Whether its sidecar has this operator's version."""
 
 
 class Namespace(Struct, frozen=True):
-    """A namespace with annotations of ours."""
+    """A namespace with annotations of Carpool."""
 
     name: str
     uid: str
     defaults: dict[str, str]
-    """Of the annotations of workloads in it."""
+    """Default annotations for the workloads in it."""
     problems: tuple[str, ...]
-    """What is wrong with others of its annotations."""
+    """Problems of its other annotations."""
 
 
 class Missed(NamedTuple):
@@ -88,11 +88,11 @@ class Missed(NamedTuple):
 
     name: str
     skipped: str = ""
-    """Why the injector left it alone, and what to do; ``""`` where it was not asked."""
+    """The injector's reason for skipping it, and the fix; ``""`` where no sidecar was asked for."""
 
 
 class Policy(Struct, frozen=True, kw_only=True):
-    """A BatchingPolicy as it lies on the server, its spec read where it can be."""
+    """A BatchingPolicy as stored on the server, its spec parsed where possible."""
 
     namespace: str
     name: str
@@ -102,9 +102,9 @@ class Policy(Struct, frozen=True, kw_only=True):
     """Seconds since the epoch."""
     spec: PolicySpec | None
     error: str
-    """Why there is no spec; ``""`` where there is one."""
+    """Why parsing the spec failed; ``""`` where there is a spec."""
     annotated: bool
-    """Whether it is kept for a Deployment's annotations; one that a person wrote beats it."""
+    """Whether the operator keeps it for a Deployment's annotations; a policy written by a user takes precedence."""
     status: dict[str, Any]
     """As on the server, ``{}`` before the first."""
     paused: bool = False
@@ -112,18 +112,18 @@ class Policy(Struct, frozen=True, kw_only=True):
 
 
 class Reading(Struct, frozen=True):
-    """What was read of one pod."""
+    """The result of reading one pod."""
 
     at: float
-    """When, on the operator's monotonic clock."""
+    """Time on the operator's monotonic clock."""
     report: Report | None
     error: str = ""
     note: str = ""
-    """Why a report is without token streams that the pod has."""
+    """Why a report lacks token streams that the pod has."""
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """All that one step over one policy goes by."""
+    """All input for one step over one policy."""
 
     now: float
     """Seconds of the operator's monotonic clock."""
@@ -131,29 +131,29 @@ class View(Struct, frozen=True, kw_only=True):
     """Seconds since the epoch."""
     policy: Policy
     owners: Mapping[Target, Policy]
-    """Whom each target belongs to, as ``assign`` says."""
+    """The policy that owns each target, as ``assign`` decides."""
     workloads: Mapping[Target, Workload]
-    """Those that exist, of the targets the policy names at least."""
+    """Existing workloads: at least the targets that the policy names."""
     pods: Mapping[Target, Sequence[Pod]]
-    """Those with a sidecar, by target; likewise."""
+    """Pods with a sidecar, by target: at least those of the policy's targets."""
     selected: Sequence[Target] = ()
     """Workloads that the policy selects by label; one more than ``MAX_SELECTED`` where there are too many."""
     readings: Mapping[str, Reading]
-    """What is new of pods since the last step, by UID: whom a Prometheus has not scraped since is not in here. Why one
-    can't be read is said again until it can."""
+    """New readings of pods since the last step, by UID. Pods that Prometheus has not scraped since are missing. An
+    error is repeated until the pod can be read."""
     refused: Mapping[str, str]
-    """By pod UID: why the last push to it failed. Whose last push was taken is not in here."""
+    """By pod UID: why the last push to it failed. Pods that accepted the last push are missing."""
     missed: Mapping[Target, Sequence[Missed]]
-    """The pods that should have a sidecar and have none."""
-    told: Mapping[Target, Sequence[Event]]
-    """What is told on the workloads themselves while it lasts: of annotations, of Services that lead past sidecars."""
+    """Pods that should have a sidecar and have none."""
+    workload_events: Mapping[Target, Sequence[Event]]
+    """Events about the workloads themselves, repeated while they apply: annotations, Services that bypass sidecars."""
     engines: Mapping[Target, Mapping[str, Counters | str]] = MappingProxyType({})
-    """What a Prometheus has of engines without a sidecar, by pod, or why it has nothing; targets that are not asked of
-    are not in here."""
+    """Prometheus' data about engines without a sidecar, by pod, or why there is none. Targets that were not queried are
+    missing."""
     keys: tuple[str, ...] = ()
-    """Public keys that sidecars are told to accept; none: those that they have."""
+    """Public keys that sidecars should accept; empty: those that they have."""
     hurried: bool = False
-    """Whether the pass before left policies out, so that CPU time is scarce."""
+    """Whether the previous pass left out policies, so that CPU time is scarce."""
 
 
 class Document(Struct, frozen=True):
@@ -166,7 +166,7 @@ class Document(Struct, frozen=True):
 
 
 LONGEST_NOTE = 1024
-"""Characters that an Event may tell, and a condition tells of one thing."""
+"""Most characters of a message in an Event, and of one item in a condition."""
 
 
 class Event(Struct, frozen=True):
@@ -178,9 +178,9 @@ class Event(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """What one step over one policy came to."""
+    """The result of one step over one policy."""
 
     documents: list[Document]
     status: dict[str, Any]
-    """All of it; written where it differs from what lies on the server."""
+    """The complete status; written where it differs from the one on the server."""
     events: list[Event]

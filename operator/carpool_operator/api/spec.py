@@ -1,7 +1,7 @@
 """The BatchingPolicy resource: what its spec adds to the policy that a sidecar reads.
 
-With its status, the single source of the CRD and of its reference page. The server checks what it can of a spec before
-anything here reads it; ``read_policy`` checks it again, because a CRD may be older or newer than the operator.
+The CRD and its reference page are generated from it and from the status. The server validates what it can of a spec
+before anything here reads it. ``read_policy`` validates again, because a CRD may be older or newer than the operator.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ KIND = "BatchingPolicy"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 STALE_AFTER = 30.0
-"""Seconds from which a sidecar's report decides nothing: it is asked every two."""
+"""Age in seconds from which a sidecar's report is not used for decisions; sidecars are polled every two."""
 STALE_SCRAPES = 4.0
-"""The same in intervals of a Prometheus: two scrapes may fail in a row, and the third is still waited for."""
+"""The same in scrape intervals of a Prometheus: it allows two failed scrapes in a row, and waits for the third."""
 
 URL = r"^https?://[^\s/?#]+(/[^\s?#]*)?$"
 LABEL = r"^[a-zA-Z_][a-zA-Z0-9_]*$"
 
 RESERVED = frozenset({"authorization", "host", "content-type", "content-length", "accept", "accept-encoding",
                       "connection", "transfer-encoding", "cookie"})  # fmt: skip
-"""Headers that the operator sets itself, or that say how a message is to be read."""
+"""Headers that the operator sets itself, or that determine how a message is parsed."""
 
 MAX_TARGETS = 16
 """Workloads of one policy."""
 MAX_SELECTED = 100
-"""Workloads that one policy may select: of each its status says something."""
+"""Workloads that one policy may select: its status lists each of them."""
 MAX_MODELS = 64
-"""Models of one policy that are named; the rest share what ``*`` gets."""
+"""Models of one policy that are named; the others share the settings of `*`."""
 
 
 LabelValue = Annotated[str, Meta(max_length=63)]
@@ -61,9 +61,9 @@ class TargetRef(Camel, frozen=True, kw_only=True):
     kind: TargetKind = registry.DEFAULT.name
     """What kind of workload it is."""
     name: Annotated[str, Meta(min_length=1, max_length=253)]
-    """Its name; it may come after the policy."""
+    """Its name; the workload may be created after the policy."""
     container: Annotated[str, Meta(min_length=1, max_length=63)] | None = None
-    """The model's container. If sidecars are before another one, the status says so (`Programmed`, `WrongContainer`).
+    """The model's container. If sidecars serve another one, the status reports it (`Programmed`, `WrongContainer`).
     `carpool.dev/container` in the pod template chooses; by default it is the one that asks for a GPU, else the only one
     that may be a model. Unset: any."""
 
@@ -85,7 +85,7 @@ class LabelRequirement(Camel, frozen=True, kw_only=True):
     operator: LabelOperator
     """How it is compared."""
     values: Annotated[tuple[LabelValue, ...], Meta(max_length=32)] = ()
-    """With what."""
+    """The values to compare with."""
 
 
 class TargetSelector(Camel, frozen=True, kw_only=True):
@@ -96,18 +96,18 @@ class TargetSelector(Camel, frozen=True, kw_only=True):
     kind: TargetKind = registry.DEFAULT.name
     """What kind of workload it selects."""
     match_labels: Annotated[dict[str, LabelValue], Meta(max_length=16)] = field(default_factory=dict)
-    """Labels that a workload has to have; its own, not those of its pods."""
+    """Labels that a workload must have; its own, not those of its pods."""
     match_expressions: Annotated[tuple[LabelRequirement, ...], Meta(max_length=16)] = ()
-    """Further conditions, all of which have to hold."""
+    """Further conditions; all have to be met."""
 
     def selects(self, kind: str, labels: Mapping[str, str]) -> bool:
-        """Whether it selects a workload."""
+        """Return whether it selects a workload."""
         asked = [Requirement(each.key, str(each.operator), list(each.values)) for each in self.match_expressions]
         return kind == self.kind and Selector(self.match_labels, asked).matches(labels)
 
 
 class MetricsSource(StrEnum):
-    """Where the counters come from: ``Sidecar`` asks each pod, ``Prometheus`` a server that scrapes them."""
+    """Where the counters come from: ``Sidecar`` reads each pod, ``Prometheus`` queries a server that scrapes them."""
 
     SIDECAR = "Sidecar"
     PROMETHEUS = "Prometheus"
@@ -141,24 +141,24 @@ class CA(Camel, frozen=True):
 
 
 class OAuth2(Camel, frozen=True):
-    """OAuth 2.0 client credentials: a token is fetched, and again before it ends."""
+    """OAuth 2.0 client credentials: a token is fetched, and renewed before it expires."""
 
     token_url: Annotated[str, Meta(pattern=URL, max_length=1024)]
-    """Where tokens are given out."""
+    """URL that issues tokens."""
     client_id: KeyRef
     """Key of a Secret that holds the client's id."""
     client_secret: KeyRef
     """Key of a Secret that holds the client's secret."""
     scopes: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=16)] = ()
-    """What the token is to allow."""
+    """Scopes of the token."""
     audience: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
-    """Whom the token is for, where the server asks for it."""
+    """Audience of the token, for servers that ask for it."""
     ca: CA | None = None
-    """Whom to trust for the token URL; unset: the operator image's authorities."""
+    """Authorities to trust for the token URL; unset: the operator image's authorities."""
 
 
 class Auth(Camel, frozen=True):
-    """How the operator shows who it is; one of these."""
+    """How the operator authenticates; one of these."""
 
     bearer: KeyRef | None = None
     """Key of a Secret that holds a bearer token."""
@@ -169,25 +169,26 @@ class Auth(Camel, frozen=True):
 
 
 class ClientCertificate(Camel, frozen=True):
-    """A certificate by which the operator shows who it is (mTLS), in PEM."""
+    """The operator's certificate for authentication (mTLS), in PEM."""
 
     certificate: KeyRef
-    """Key of a Secret that holds the certificate and those that vouch for it."""
+    """Key of a Secret that holds the certificate and its chain."""
     key: KeyRef
     """Key of a Secret that holds its private key."""
 
 
 class TLS(Camel, frozen=True):
-    """How the server's certificate is checked, and whose the operator shows."""
+    """How the server's certificate is checked, and which certificate the operator shows."""
 
     ca: CA | None = None
-    """Whom to trust; unset: the operator image's authorities. It has to be granted `get` on what is named here."""
+    """Authorities to trust; unset: the operator image's authorities. The operator needs `get` on the objects named
+    here."""
     client: ClientCertificate | None = None
-    """The operator's own certificate, for a server that asks for one."""
+    """The operator's own certificate, for a server that requires one."""
     server_name: Annotated[str, Meta(min_length=1, max_length=253)] | None = None
     """Name in the certificate, where it is not the URL's."""
     insecure_skip_verify: bool = False
-    """Take any certificate. Whoever answers then tunes the fleet."""
+    """Accept any certificate. Then anyone who intercepts the connection can tune the fleet."""
 
 
 class LabelMatcher(Camel, frozen=True):
@@ -200,7 +201,7 @@ class LabelMatcher(Camel, frozen=True):
 
 
 class Labels(Camel, frozen=True):
-    """The names of the labels that tell whose a series is."""
+    """The names of the labels that identify a series' pod."""
 
     namespace: Annotated[str, Meta(pattern=LABEL, max_length=128)] = "namespace"
     """Of the pod's namespace."""
@@ -209,12 +210,12 @@ class Labels(Camel, frozen=True):
 
 
 class Header(Camel, frozen=True):
-    """A header of the operator's requests; its value, or where that is."""
+    """A header of the operator's requests, with its value or a reference to it."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9-]*$", max_length=128)]
     """The header's name: `X-Scope-OrgID`."""
     value: Annotated[str, Meta(pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$", max_length=1024)] | None = None
-    """Its value, for everybody to see who may read the policy."""
+    """Its value, visible to everyone who may read the policy."""
     secret: KeyRef | None = None
     """Key of a Secret that holds the value."""
 
@@ -225,33 +226,33 @@ class Prometheus(Camel, frozen=True):
     url: Annotated[str, Meta(pattern=URL, max_length=1024)]
     """Its base, without `/api/v1`: `https://prometheus.monitoring:9090`."""
     matchers: Annotated[tuple[LabelMatcher, ...], Meta(max_length=16)] = ()
-    """Labels that the series have to have besides namespace and pod: that of this cluster, where several share a
+    """Labels that the series must have besides namespace and pod: that of this cluster, where several share a
     server."""
     labels: Labels = field(default_factory=Labels)
-    """What the labels with the namespace and the pod are called."""
+    """Names of the labels with the namespace and the pod."""
     headers: Annotated[tuple[Header, ...], Meta(max_length=16)] = ()
     """Headers of each request: the tenant, for a server that has several."""
     auth: Auth | None = None
-    """How the operator shows who it is; unset: not at all. It has to be granted `get` on the Secrets named here."""
+    """How the operator authenticates; unset: not at all. The operator needs `get` on the Secrets named here."""
     tls: TLS | None = None
     """How its certificate is checked, for an `https` URL."""
     interval: Duration = Duration(15.0)
-    """How often it scrapes, which is how often it is asked."""
+    """Its scrape interval; the operator queries it as often."""
 
 
 class Metrics(Camel, frozen=True):
-    """Where the evidence comes from."""
+    """Where the metrics for decisions come from."""
 
     source: MetricsSource = MetricsSource.SIDECAR
-    """Ask each pod, or a Prometheus."""
+    """Read each pod, or query a Prometheus."""
     stale_after: Duration | None = None
-    """Age from which evidence decides nothing; unset: 30s, with source Prometheus four times its interval."""
+    """Age from which metrics are not used for decisions; unset: 30s, with source Prometheus four times its interval."""
     prometheus: Prometheus | None = None
     """With source Prometheus, and only with it."""
 
     @property
     def stale_seconds(self) -> float:
-        """``stale_after``, or what it is by default."""
+        """Return ``stale_after``, or its default."""
         if self.stale_after is not None:
             return float(self.stale_after)
         if self.prometheus is not None:
@@ -265,30 +266,30 @@ class Canary(Camel, frozen=True):
     enabled: bool = True
     """Off: all pods get them at once."""
     percent: Annotated[int, Meta(ge=1, le=50)] = 10
-    """Share of the pods, rounded up to whole ones; a single pod is no canary and gets them at once."""
+    """Share of the pods, rounded up to whole ones; a single pod gets them at once, without a canary."""
     min_requests: Annotated[int, Meta(ge=1, le=1_000_000)] = 300
-    """Requests that the canaries answer at least before the others follow."""
+    """Requests that the canaries must answer before the other pods follow."""
 
 
 class PolicySpec(BatchingPolicy, frozen=True, kw_only=True):
-    """What a user states of workloads in a cluster."""
+    """What a user specifies for workloads in a cluster."""
 
     target_refs: Annotated[tuple[TargetRef, ...], Meta(min_length=1, max_length=MAX_TARGETS)] = ()
     """Workloads that this tunes, by name; this or `targetSelector`, or both. A policy alone injects nothing: annotate
-    them with `carpool.dev/inject`."""
+    the workloads with `carpool.dev/inject`."""
     target_selector: TargetSelector | None = None
     """Workloads that this tunes, by label: those that no other policy names and that have no SLO of their own."""
     metrics: Metrics = field(default_factory=Metrics)
-    """Where the evidence comes from."""
+    """Where the metrics for decisions come from."""
     canary: Canary = field(default_factory=Canary)
-    """Riskier parameters on a share of the pods first."""
+    """Riskier parameters first run on a share of the pods."""
 
     def policy(self) -> BatchingPolicy:
         """Return the part that a sidecar reads."""
         return BatchingPolicy(**{name: getattr(self, name) for name in BatchingPolicy.__struct_fields__})
 
     def validate(self) -> Self:
-        """Check what types can't say, and return the spec.
+        """Check what types can't express, and return the spec.
 
         Raises ``PolicyError`` that names the field.
         """
@@ -384,11 +385,11 @@ def read_policy(resource: dict[str, Any]) -> PolicySpec:
 
 
 def written(value: Struct) -> dict[str, Any]:
-    """Return a spec or status as the server would return it: JSON's own types, so that the two compare equal."""
+    """Return a spec or status as the server would return it, in JSON's own types, so that the two can be compared."""
     resource: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(to_plain(value)))
     if isinstance(value, PolicySpec) and value.baseline == Parameters():
-        # Nobody wrote it down, so it follows the bounds, and should not read as if it lay outside of them.
+        # A default baseline follows the bounds, and must not look like a value outside of them.
         del resource["baseline"]
     if isinstance(value, PolicySpec) and not value.target_refs:
-        del resource["targetRefs"]  # a list that is written down has to name something
+        del resource["targetRefs"]  # an explicit list must name something
     return resource

@@ -1,4 +1,4 @@
-"""What the operator says of a BatchingPolicy: its status."""
+"""The status of a BatchingPolicy, written by the operator."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 
 MAX_HISTORY = 10
-"""Changes that a status remembers."""
+"""Changes that a status keeps."""
 
 
 class Said(Struct, rename="camel", frozen=True, kw_only=True, omit_defaults=True):
-    """Base of what a status holds: camelCase outside, and what a newer operator added is passed over.
+    """Base of a status's types: camelCase in JSON; unknown fields of a newer operator are ignored.
 
-    Times are RFC 3339 in UTC, whole seconds: ``2026-11-21T17:16:00Z``. What is unknown is left out.
+    Times are RFC 3339 in UTC, whole seconds: ``2026-11-21T17:16:00Z``. Unknown values are left out.
     """
 
 
@@ -26,14 +26,14 @@ Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
 class ConditionType(StrEnum):
-    """What is said to be so, or not, or unknown."""
+    """A statement that is true, false or unknown."""
 
     ACCEPTED = "Accepted"
-    """The spec makes sense, and no other policy has its targets."""
+    """The spec is valid, and no other policy has its targets."""
     PROGRAMMED = "Programmed"
-    """Every pod of every target runs what is applied."""
+    """Every pod of every target runs the applied parameters."""
     METRICS_AVAILABLE = "MetricsAvailable"
-    """There is evidence to decide on."""
+    """There are metrics to decide on."""
     SLO_MET = "SLOMet"
     """The share of requests that miss is within the SLO."""
     READY = "Ready"
@@ -41,11 +41,11 @@ class ConditionType(StrEnum):
 
 
 ANNOTATION_INVALID = "AnnotationInvalid"
-"""With Accepted: annotations that make no sense, so the policy is as the last ones that did asked for."""
+"""With Accepted: annotations are invalid, so the policy stays as the last valid ones specified."""
 SERVICE_BYPASSED = "ServiceBypassed"
-"""With Programmed: callers of a Service get past the sidecars."""
+"""With Programmed: callers of a Service bypass the sidecars."""
 DEFECTS = frozenset({ANNOTATION_INVALID, SERVICE_BYPASSED})
-"""Reasons of conditions that are so, with a message of something to put right all the same."""
+"""Reasons of conditions that are true, but whose message names something to fix."""
 
 
 class ConditionStatus(StrEnum):
@@ -57,7 +57,7 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(Said, frozen=True, kw_only=True, omit_defaults=False):
-    """A condition as all of Kubernetes writes them."""
+    """A condition in Kubernetes' usual format."""
 
     type: Annotated[str, Meta(max_length=316)]
     """Accepted, Programmed, MetricsAvailable, SLOMet or Ready."""
@@ -70,32 +70,32 @@ class Condition(Said, frozen=True, kw_only=True, omit_defaults=False):
     last_transition_time: Time
     """When `status` last changed."""
     observed_generation: Annotated[int, Meta(ge=0)] = 0
-    """Generation of the spec that this is said of."""
+    """Generation of the spec that this refers to."""
 
 
 class Figures(Said, frozen=True):
-    """A load and how it is served: observed, or predicted. What is unknown is left out."""
+    """A load and how it is served: observed, or predicted. Unknown values are left out."""
 
     rate: float | None = None
     """Requests per second and replica."""
     p50: Duration | None = None
-    """Half of the answers within this."""
+    """Half of the requests are answered within this."""
     p99: Duration | None = None
-    """99 % of the answers within this."""
+    """99 % of the requests are answered within this."""
     miss_fraction: float | None = None
-    """Share of requests not answered by their due time: late, refused or failed."""
+    """Share of requests not answered by their due time: late, rejected or failed."""
     goodput: float | None = None
     """Answers by their due time per second and replica."""
     mean_batch: float | None = None
-    """Rows of a batch."""
+    """Mean rows per batch."""
     device_time: Duration | None = None
-    """Time with a batch in flight per request."""
+    """Time with a batch in flight, per request."""
     utilization: float | None = None
     """Share of the time in which the device computes."""
 
 
 class Applied(Said, frozen=True):
-    """What is in force for the busiest model; each one's stands under targets."""
+    """Parameters in use for the busiest model; those of every model are listed under targets."""
 
     generation: int
     """Of the configuration: milliseconds since the epoch."""
@@ -106,15 +106,15 @@ class Applied(Said, frozen=True):
     model: str
     """Name of the model, or `*` for every one."""
     parameters: Parameters
-    """What is in force."""
+    """Parameters in use."""
     batch: str
-    """For lists: the rows, or `pass` where nothing is merged."""
+    """For lists: the rows, or `pass` where requests are not batched."""
     wait: str
-    """For lists: the wait, or `pass` where nothing is held."""
+    """For lists: the wait, or `pass` where requests do not wait."""
 
 
 class Recommendation(Said, frozen=True):
-    """Where the tuner would go."""
+    """What the tuner recommends."""
 
     target: str
     """Kind/name of the workload."""
@@ -123,15 +123,15 @@ class Recommendation(Said, frozen=True):
     parameters: Parameters
     """The next step."""
     uncapped: Parameters | None = None
-    """Where it would be if it could go at once."""
+    """The final recommendation, without the limit on each step."""
     capped_by: str = ""
-    """What keeps it from there."""
+    """What limits the step."""
     predicted: Figures | None = None
-    """What the next step is forecast to bring."""
+    """Forecast for the next step."""
 
 
 class LastDecision(Said, frozen=True):
-    """What was decided last, and on what evidence."""
+    """The last decision, and the metrics that it was based on."""
 
     action: str
     """Applied, Recommended, Held, Trying, Promoted, Measured, RolledBack or FellBack."""
@@ -146,24 +146,24 @@ class LastDecision(Said, frozen=True):
     at: Time
     """When."""
     observed: Figures | None = None
-    """What was seen."""
+    """Measured before the decision."""
     predicted: Figures | None = None
-    """What was forecast for the parameters in force."""
+    """Forecast for the parameters in use."""
     alternative: str = ""
-    """What another objective would do at this load."""
+    """Forecast for another objective at this load."""
 
 
 class Trial(Said, frozen=True):
-    """Parameters that a share of the pods tries."""
+    """Parameters that run on a share of the pods for a trial."""
 
     generation: int
-    """Of the configuration that the canaries got."""
+    """Generation of the canaries' configuration."""
     parameters: Parameters
-    """What they try."""
+    """Parameters of the trial."""
     pods: tuple[str, ...]
     """Names of the canaries."""
     since: Time
-    """When they began."""
+    """When the trial began."""
 
 
 class TargetModel(Said, frozen=True):
@@ -172,11 +172,11 @@ class TargetModel(Said, frozen=True):
     name: str
     """As in the request's path, or `*` for every one."""
     generation: int
-    """Of the configuration that brought the parameters."""
+    """Generation of the configuration that introduced the parameters."""
     parameters: Parameters
-    """In force on all pods but canaries."""
+    """Used by all pods except canaries."""
     trial: Trial | None = None
-    """What canaries try."""
+    """The canaries' trial."""
 
 
 class CapacityStatus(Said, frozen=True):
@@ -185,34 +185,34 @@ class CapacityStatus(Said, frozen=True):
     target: str
     """Kind/name of the workload."""
     load: float
-    """Of all pods: 2.4 needs 2.4 replicas that are full. An autoscaler's signal."""
+    """Of all pods: 2.4 fills 2.4 replicas. An autoscaler's signal."""
     load_upper: float
     """The same at the upper confidence of batch latency."""
     replicas: int
-    """Replicas that serve this load up to `targetLoad` each: more at once, fewer after five minutes."""
+    """Replicas that serve this load up to `targetLoad` each: it rises at once and falls after five minutes."""
     replicas_upper: int
     """The same by `loadUpper`."""
     replicas_zero_wait: int
-    """Replicas that this load would need if no request ever waited for others, over the same five minutes."""
+    """Replicas that this load would need if requests never waited for others, over the same five minutes."""
     replicas_unbatched: int
     """The same without batching."""
     serving: int
-    """Pods that serve; one that starts is not counted."""
+    """Pods that serve; starting pods are not counted."""
     replicas_by_hand: int | None = None
-    """Replicas that this load would need by the policy's `baseline`; left out where none is written, or where it meets
-    the SLO at no load."""
+    """Replicas that this load would need with the policy's `baseline`; left out without a baseline, or if the baseline
+    misses the SLO even at the lowest load."""
     target_load: float | None = None
-    """Load up to which a replica is planned: the target of the autoscaler that follows it; left out, it is 0.9."""
+    """Planned load of a replica: the target of the autoscaler that follows it; left out, it is 0.9."""
     requests_per_second: float | None = None
-    """That one replica can serve within the SLO, over all models as they are mixed now."""
+    """Requests per second that one replica can serve within the SLO, over all models in their present mix."""
     tokens_per_second: float | None = None
     """Output tokens of token streams that one replica can serve within the SLO."""
     utilization: float | None = None
-    """Share of the time in which the devices compute, in the mean."""
+    """Share of the time in which the devices compute, on average."""
     lowest_utilization: float | None = None
-    """What it could be at this load within the SLO."""
+    """Lowest utilization possible at this load within the SLO."""
     cold_start: Duration | None = None
-    """From the creation of a pod until it was ready: the median of the last starts; left out until one was seen."""
+    """Time from a pod's creation until it is ready: the median of the last starts; left out until one was observed."""
 
 
 class EngineLimits(Said, frozen=True, kw_only=True):
@@ -227,61 +227,61 @@ class EngineLimits(Said, frozen=True, kw_only=True):
     max_concurrency: int
     """`maxConcurrency` of the Gateway API Inference Extension, for each replica."""
     reason: str
-    """Why."""
+    """Why these limits."""
 
 
 class TokenStreamsStatus(Said, frozen=True, kw_only=True):
-    """Token streams of one workload in the last minute, over all its pods; written when it changes clearly."""
+    """Token streams of one workload in the last minute, over all its pods; updated when it changes clearly."""
 
     target: str
     """Kind/name of the workload."""
     gated: int
     """Pods whose gate admits requests; 0: the policy has no `slo.ttft`, or the engine has no sidecar."""
     requests_per_second: float
-    """Requests that came, refused ones included."""
+    """Requests that arrived, including rejected ones."""
     goodput: float | None = None
     """Answers per second that met both targets."""
     miss_fraction: float | None = None
-    """Share of requests that did not: late, refused or failed."""
+    """Share of requests that missed a target: late, rejected or failed."""
     tokens_per_second: float
     """Output tokens."""
     ttft_p50: Duration | None = None
-    """Half of the first tokens within this."""
+    """Half of the first tokens arrive within this."""
     ttft_p99: Duration | None = None
-    """99 % of the first tokens within this."""
+    """99 % of the first tokens arrive within this."""
     tpot_p50: Duration | None = None
-    """Half of the answers have at most this per output token after the first."""
+    """Half of the answers take at most this per output token after the first."""
     tpot_p99: Duration | None = None
-    """99 % of them."""
+    """99 % of the answers take at most this per output token after the first."""
     running: int
-    """Requests with the engines."""
+    """Requests that the engines process."""
     queued: int
-    """Requests that wait before them."""
+    """Requests that wait before the engines."""
     limit: int | None = None
-    """Sequences that one engine may have at once within the targets, as learned."""
+    """Sequences that one engine may run at once within the targets, as learned."""
     recommended: EngineLimits | None = None
     """For engines without a sidecar, with `tuning.mode: Recommend` and metrics from Prometheus."""
 
 
 class TargetStatus(Said, frozen=True, omit_defaults=False):
-    """One workload, and how far its pods have got."""
+    """One workload, and the state of its pods."""
 
     kind: str
     """As in `targetRefs`."""
     name: str
     """Its name."""
     replicas: int = 0
-    """Pods that it wants."""
+    """Desired number of pods."""
     injected: int = 0
     """Pods that have a sidecar."""
     acknowledged: int = 0
     """Pods that run the newest configuration."""
     missed: tuple[str, ...] = ()
-    """Pods without a sidecar that should have one; restart the workload to give them theirs."""
+    """Pods without a sidecar that should have one; restart the workload to add it."""
     models: tuple[TargetModel, ...] = ()
-    """What is in force, by model."""
+    """Parameters in use, by model."""
     autoscaler: str = ""
-    """What follows the load, so that `Balanced` is `Efficiency`: kind/name of an autoscaler, or the annotation."""
+    """What follows the load, so that `Balanced` becomes `Efficiency`: kind/name of an autoscaler, or the annotation."""
 
 
 class HistoryEntry(Said, frozen=True):
@@ -296,26 +296,26 @@ class HistoryEntry(Said, frozen=True):
     model: str
     """Name of the model, or `*` for every one."""
     parameters: Parameters
-    """What came into force."""
+    """The new parameters."""
     reason: str
     """Why, in one word."""
 
 
 class Status(Said, frozen=True):
-    """What the operator says of a policy."""
+    """The operator's status of a policy."""
 
     observed_generation: int | None = None
-    """Generation of the spec that all this is said of."""
+    """Generation of the spec that this status refers to."""
     conditions: tuple[Condition, ...] = ()
-    """What is so, and why."""
+    """The conditions, with their reasons."""
     applied: Applied | None = None
-    """What is in force for the busiest model; nothing before the first configuration is published."""
+    """Parameters in use for the busiest model; empty before the first configuration is published."""
     recommendation: Recommendation | None = None
-    """Where the tuner would go, where it is kept from going there."""
+    """What the tuner recommends, if it can't apply it."""
     last_decision: LastDecision | None = None
-    """What was decided last, and on what evidence."""
+    """The last decision, and the metrics that it was based on."""
     targets: tuple[TargetStatus, ...] = ()
-    """The workloads, and how far their pods have got."""
+    """The workloads, and the state of their pods."""
     history: tuple[HistoryEntry, ...] = ()
     """The last 10 changes, newest first."""
     capacity: tuple[CapacityStatus, ...] = ()

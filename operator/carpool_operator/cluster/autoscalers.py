@@ -1,7 +1,7 @@
 """Autoscalers that follow Carpool's load: HorizontalPodAutoscalers, and KEDA's ScaledObjects where there are any.
 
-One is of interest if it names a metric of ours. Its workload is then batched as far as the SLO allows before another
-replica is paid for (``tuning.capacity.for_autoscaler``).
+One matters here if it names a Carpool metric. Its workload is then batched as far as the SLO allows before the
+autoscaler adds another replica (``tuning.capacity.for_autoscaler``).
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 HPAS, SCALED_OBJECTS = "horizontalpodautoscalers", "scaledobjects"
 
 LOADS = frozenset({"carpool_load", "carpool_load_ratio", "carpool_target_load_replicas"})
-"""Say how many replicas a load fills. ``carpool_load`` is the name that the examples' adapter offers one under."""
+"""Metrics of how many replicas a load fills. ``carpool_load`` is the name that the examples' adapter uses for one."""
 
 NEEDED = frozenset({"carpool_target_needed_replicas", "carpool_target_needed_replicas_upper"})
-"""Have a share of the capacity in them already: their target is 1."""
+"""Metrics that already include a share of the capacity: their target is 1."""
 
 METRICS = LOADS | NEEDED
 
 ENDPOINT, FIELD = "/capacity", "load"
-"""Where a sidecar says how full it is, and in which field."""
+"""The sidecar's endpoint that reports how full it is, and the field."""
 
 
 class Autoscaler(Struct, frozen=True):
-    """One that follows the load of a workload."""
+    """An autoscaler that follows the load of a workload."""
 
     kind: str
     name: str
     target: Target
     full: float | None = None
-    """Load at which it takes a replica for full, as 0.9; ``None``: it does not say, or in another unit."""
+    """Load at which it considers a replica full, e.g. 0.9; ``None``: not given, or in another unit."""
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.name}"
@@ -56,9 +56,9 @@ class RawHpa(Struct, frozen=True):
     spec: Any = None
 
     def autoscaler(self) -> Autoscaler | None:
-        """Return what is kept of it; nothing of one that follows something else."""
+        """Return the autoscaler; ``None`` if it follows something else."""
         target = _target(self.metadata, _dict(self.spec).get("scaleTargetRef"))
-        # Kept by KEDA for a ScaledObject, it has the names of KEDA's metrics.
+        # If KEDA keeps it for a ScaledObject, it has the names of KEDA's metrics.
         sources = [
             _full({name}, _dict(source.get("target")).get("averageValue"))
             for metric in _dicts(self.spec, "metrics")
@@ -75,24 +75,24 @@ class RawScaledObject(Struct, frozen=True):
     spec: Any = None
 
     def autoscaler(self) -> Autoscaler | None:
-        """Return what is kept of it; nothing of one that follows something else."""
+        """Return the autoscaler; ``None`` if it follows something else."""
         target = _target(self.metadata, _dict(self.spec).get("scaleTargetRef"))
         sources = [full for each in _dicts(self.spec, "triggers") for full in _sources(each)]
         return _follower("ScaledObject", self.metadata, target, sources)
 
 
 def followed(workload: Workload, by: Autoscaler | None) -> Workload:
-    """Return a workload with what follows its load."""
+    """Return a workload with the autoscaler of its load."""
     return workload if by is None else replace(workload, autoscaler=str(by), full=by.full)
 
 
 class Query(NamedTuple):
-    """What a PromQL expression reads."""
+    """The names and operations in a PromQL expression."""
 
     names: frozenset[str]
-    """Of metrics, and PromQL's own words."""
+    """Names of metrics, and PromQL's own words."""
     computes: bool
-    """Whether it has arithmetic: its value may be in another unit than a metric of it, such as percent."""
+    """Whether it has arithmetic: its value may have another unit than the metric, such as percent."""
 
 
 _STRING = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`)"""
@@ -107,23 +107,23 @@ _LABELS = re.compile(
     """,
     re.VERBOSE,
 )
-"""What is no part of an expression by itself."""
+"""Parts of an expression that are ignored."""
 
 
 def query(text: str) -> Query:
-    """Read what a PromQL expression names and does; labels and times are no part of it."""
+    """Read the names and operations of a PromQL expression; labels and times are ignored."""
     rest = _LABELS.sub(lambda found: f" {(found['name'] or '')[1:-1]} ", text)
     computes = re.search(r"[-+*/%^]", _LABELS.sub(" ", text)) is not None
     return Query(frozenset(re.findall(r"[^\W\d][\w:]*|:[\w:]+", rest)), computes)
 
 
 def _follower(kind: str, meta: Meta, target: Target | None, sources: list[float | None]) -> Autoscaler | None:
-    """Return the autoscaler of a workload that goes by some of our metrics, each with its target; none by none."""
+    """Return a workload's autoscaler that uses some of our metrics, each with its target; ``None`` if it uses none."""
     return Autoscaler(kind, meta.name, target, sources[0]) if target is not None and sources else None
 
 
 def _sources(trigger: dict[str, Any]) -> Iterator[float | None]:
-    """Yield the load of a full replica by a trigger that reads ours: from Prometheus by its name, or from sidecars."""
+    """Yield the load of a full replica for each trigger that reads our metrics, from Prometheus or from sidecars."""
     said = {key: str(value) for key, value in _dict(trigger.get("metadata")).items()}
     if trigger.get("type") == "prometheus":
         asked = query(said.get("query", ""))
@@ -135,7 +135,7 @@ def _sources(trigger: dict[str, Any]) -> Iterator[float | None]:
 
 
 def _full(names: Collection[str], asked: object) -> float | None:
-    """Read a target as the load of a full replica, which is 1 at most: 90 is of a metric in percent."""
+    """Convert a target to the load of a full replica, at most 1: 90 means percent."""
     try:
         found = quantity(str(asked))
     except ValueError:
@@ -153,7 +153,7 @@ def quantity(text: str) -> float:
 
 
 def _path(url: str) -> str:
-    """Return a URL's path; of what is no URL, nothing: anybody may write anything there."""
+    """Return a URL's path; ``""`` for an invalid URL, because anyone may write anything there."""
     try:
         return urlsplit(url).path
     except ValueError:
@@ -161,7 +161,7 @@ def _path(url: str) -> str:
 
 
 def _target(meta: Meta, reference: object) -> Target | None:
-    """Return the workload that a ``scaleTargetRef`` names; of a kind that we don't know, nothing."""
+    """Return the workload that a ``scaleTargetRef`` names; ``None`` for an unknown kind."""
     named = _dict(reference)
     kind = BY_NAME.get(str(named.get("kind") or DEFAULT.name))
     if kind is None or not named.get("name"):

@@ -1,7 +1,7 @@
-"""What the cluster holds, as far as it is needed, told by whoever saw it first.
+"""A cache of the cluster's objects, updated from events and lists in any order.
 
-Events come twice, late, or not at all; lists come while events do. Resource versions say what is newer: within a
-resource they are numbers that grow (Kubernetes promises to keep them comparable since 1.35, and etcd's always were).
+Events come twice, late, or not at all; lists arrive between events. Resource versions order them: within a resource
+they are numbers that grow (Kubernetes guarantees since 1.35 that they are comparable, and etcd's always were).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ V = TypeVar("V")
 
 
 class Cache(Generic[K, V]):
-    """Objects by key; the newest version of each wins, in whatever order they come."""
+    """Objects by key; the newest version of each wins, in whatever order they arrive."""
 
     def __init__(self) -> None:
         self._items: dict[K, tuple[int, V]] = {}
         self._gone: dict[K, int] = {}
-        """Deleted at which version: a list that was begun before must not bring them back."""
+        """Version of each deletion: a list that began earlier must not restore the object."""
 
     def __iter__(self) -> Iterator[V]:
         return iter([value for _, value in self._items.values()])
@@ -30,12 +30,12 @@ class Cache(Generic[K, V]):
         return len(self._items)
 
     def get(self, key: K) -> V | None:
-        """Return what is there."""
+        """Return the object, if it is there."""
         item = self._items.get(key)
         return None if item is None else item[1]
 
     def clear(self) -> None:
-        """Forget all, the deleted ones too."""
+        """Forget all objects, and the deletions too."""
         self._items.clear()
         self._gone.clear()
 
@@ -44,7 +44,7 @@ class Cache(Generic[K, V]):
         return self._items[key][0] if key in self._items else 0
 
     def put(self, key: K, version: int, value: V) -> bool:
-        """Take an object as it was at a version; says whether that was news."""
+        """Store an object at a version; returns whether that changed anything."""
         if version <= max(self.version(key), self._gone.get(key, 0)):
             return False
         self._gone.pop(key, None)
@@ -52,20 +52,20 @@ class Cache(Generic[K, V]):
         return True
 
     def drop(self, key: K, version: int) -> bool:
-        """Take note that it was deleted at a version; says whether that was news."""
+        """Record a deletion at a version; returns whether that changed anything."""
         if version < self.version(key):
             return False
         self._gone[key] = max(version, self._gone.get(key, 0))
         return self._items.pop(key, None) is not None
 
     def replace(self, items: Mapping[K, tuple[int, V]], version: int, within: Callable[[K], bool]) -> int:
-        """Take a whole list, as it was at ``version``; it speaks of the keys that are ``within``.
+        """Store a complete list as of ``version``; it covers the keys that are ``within``.
 
-        Returns how many objects it had news of: changes of which no event had come.
+        Returns how many objects changed: changes without an event so far.
         """
-        news = sum(self.put(key, *item) for key, item in items.items())
+        changes = sum(self.put(key, *item) for key, item in items.items())
         lost = [key for key, (seen, _) in self._items.items() if within(key) and key not in items and seen <= version]
         for key in lost:
             del self._items[key]
         self._gone = {key: seen for key, seen in self._gone.items() if seen > version or not within(key)}
-        return news + len(lost)
+        return changes + len(lost)

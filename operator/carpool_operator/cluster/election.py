@@ -1,15 +1,16 @@
-"""Who of several operators may write: a Lease of our own, one for each shard.
+"""Leader election among operators: a Lease of our own for each shard.
 
-Clocks of machines are never compared. A candidate counts on its own monotonic clock how long the lease has not
-changed, the leader how long ago it began the renewal that went well; both begin their count before the other can.
+Clocks of different machines are never compared. A candidate measures on its own monotonic clock how long the lease has
+not changed. The leader measures the time since it began its last successful renewal. So each begins its count before
+the other can.
 
-The leader stops at ``RENEW`` seconds and the lease is free at ``DURATION``: the 5 s between are for a write that was
-sent just before, which gives up after them. No lease can fence a write that the server itself holds back longer: such a
-one meets newer resource versions and generations.
+The leader stops after ``RENEW`` seconds and the lease is free after ``DURATION``. The 5 s between are for a write that
+was sent just before; it times out within them. A lease can't stop a write that the server itself delays longer: such a
+write conflicts with newer resource versions and generations.
 
-Where the number of shards changes, shards of the old and the new division share namespaces. So a candidate also waits
-until nobody holds a lease of another division. It looks before it takes its own, and once more after: two may look at
-the same time.
+If the number of shards changes, shards of the old and the new division share namespaces. So a candidate also waits
+until no lease of another division is held. It checks before it takes its own lease, and once more after: two candidates
+may check at the same time.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 DURATION = 15.0
-"""Seconds without a renewal after which anybody may take it."""
+"""Seconds without a renewal after which any candidate may take it."""
 
 RENEW = 10.0
 """Seconds without a renewal after which the leader stops."""
 
 RETRY = 2.0
-"""Seconds between two renewals, and between a candidate's looks."""
+"""Seconds between two renewals, and between a candidate's checks."""
 
 LEASES = "coordination.k8s.io/v1"
 
@@ -52,7 +53,7 @@ class Spec(Struct, rename="camel", frozen=True):
 
 
 class LeaseMeta(Struct, rename="camel", frozen=True, omit_defaults=True):
-    """As much of its ``metadata`` as is read and written."""
+    """The part of its ``metadata`` that is read and written."""
 
     name: str
     namespace: str
@@ -69,14 +70,14 @@ class Lease(Struct, rename="camel", frozen=True, kw_only=True):
 
 
 class Overlapping:
-    """Leases of shards that share namespaces with ours, without any clock, as ``Candidate``."""
+    """Leases of shards that share namespaces with ours. Time is an argument, as in ``Candidate``."""
 
     def __init__(self) -> None:
         self._changed: dict[str, tuple[str, float]] = {}
         """By name: the version, and when it was first seen."""
 
     def held(self, leases: Iterable[Lease], now: float) -> list[str]:
-        """Take those that there are; return the names of those that somebody may still go by."""
+        """Record the existing leases; return the names of those that another operator may still rely on."""
         before, self._changed, held = self._changed, {}, []
         for lease in leases:
             name, version, spec = lease.metadata.name, lease.metadata.resource_version, lease.spec
@@ -89,7 +90,7 @@ class Overlapping:
 
 
 class Candidate:
-    """One operator's view of the lease, without any clock: ``now`` is monotonic, ``wall`` in UTC."""
+    """One operator's view of the lease. No clock of its own: ``now`` is monotonic, ``wall`` in UTC."""
 
     def __init__(self, identity: str, name: str, namespace: str) -> None:
         self.lease: Lease | None = None
@@ -97,20 +98,20 @@ class Candidate:
         self._identity = identity
         self._new = LeaseMeta(name, namespace)
         self._changed = 0.0
-        """When another version of it was first seen."""
+        """When a new version of it was first seen."""
         self._renewed: float | None = None
-        """When the renewal that went well was begun; ``None``: not the leader."""
+        """When the last successful renewal began; ``None``: not the leader."""
 
     def leads(self, now: float) -> bool:
         """Whether it may write now."""
         return self._renewed is not None and now < self._renewed + RENEW
 
     def held(self) -> bool:
-        """Whether the lease names it, as far as it knows."""
+        """Whether the lease names this operator, as last seen."""
         return self.lease is not None and self.lease.spec.holder_identity == self._identity
 
     def saw(self, lease: Lease | None, now: float) -> None:
-        """Take the lease as it is on the server; ``None``: there is none."""
+        """Record the lease on the server; ``None``: there is none."""
         if (
             self.lease is None
             or lease is None
@@ -122,13 +123,13 @@ class Candidate:
             self._renewed = None
 
     def proposal(self, now: float, wall: datetime) -> Lease | None:
-        """Return what to write to lead or to go on leading; ``None`` while another does."""
+        """Return the lease to write to become or remain leader; ``None`` while another leads."""
         time = _written(wall)
         if self.lease is None:
             return Lease(metadata=self._new, spec=Spec(self._identity, int(DURATION), time, time, 0))
         spec = self.lease.spec
         if self.held():
-            # Also its own of before a restart under the same name: nobody else can have used it.
+            # Its own lease from before a restart under the same name counts, too: no other operator can have used it.
             return msgspec.structs.replace(self.lease, spec=msgspec.structs.replace(spec, renew_time=time))
         if spec.holder_identity and now < self._changed + _duration(spec):
             return None
@@ -136,13 +137,13 @@ class Candidate:
         return msgspec.structs.replace(self.lease, spec=taken)
 
     def wrote(self, lease: Lease, begun: float) -> None:
-        """Take what the server made of a proposal; ``begun``: when it was sent."""
+        """Record the server's result of a proposal; ``begun``: when it was sent."""
         self.lease = lease
         self._changed = begun
         self._renewed = begun
 
     def release(self, wall: datetime) -> Lease | None:
-        """Return what to write so that others need not wait, and lead no more; ``None`` where it isn't held."""
+        """Stop leading, and return the lease to write so that others need not wait; ``None`` where it isn't held."""
         self._renewed = None
         if self.lease is None or not self.held():
             return None
@@ -153,7 +154,7 @@ class Candidate:
 
 
 def _duration(spec: Spec) -> float:
-    """Return the seconds for which a lease holds that is not renewed."""
+    """Return the seconds after which a lease expires without renewal."""
     return max(DURATION, float(spec.lease_duration_seconds or 0))
 
 
@@ -162,7 +163,7 @@ def _written(wall: datetime) -> str:
 
 
 class Election:
-    """Keeps the lease where it can be had. ``led`` is set while it leads, ``lost`` while it doesn't."""
+    """Acquires and renews the lease. ``led`` is set while it leads, ``lost`` while it doesn't."""
 
     def __init__(
         self,
@@ -176,7 +177,7 @@ class Election:
         random: random.Random,
         overlaps: Callable[[str], bool] = lambda _name: False,
     ) -> None:
-        """Begin as one that does not lead. ``overlaps``: whether a Lease, by name, is of another division."""
+        """Start without leading. ``overlaps``: whether a Lease, by name, belongs to another division."""
         self.led, self.lost = asyncio.Event(), asyncio.Event()
         self.lost.set()
         self._kube = kube
@@ -190,20 +191,20 @@ class Election:
         self._overlapping = Overlapping()
 
     def leads(self) -> bool:
-        """Whether it may write at this moment; in any thread."""
+        """Whether it may write now; callable from any thread."""
         return self._candidate.leads(self._clock())
 
     async def run(self) -> None:
-        """Stand for election until cancelled; then nothing is released yet."""
+        """Take part in the election until cancelled; the lease is not released yet."""
         while True:
             wait = RETRY
             try:
-                # Not ``wait_for``: Python 3.11's takes no cancel in the turn in which the round ends.
+                # Not ``wait_for``: in Python 3.11 it ignores a cancel in the event loop's turn in which the round ends.
                 async with asyncio.timeout(RENEW / 2):
                     await self.round()
             except ApiError as error:
                 wait = max(wait, error.retry_after)
-                # A version that was taken by another is what an election is about.
+                # A version conflict is normal in an election.
                 if error.status != 409:
                     self._log.warning(
                         "the lease can't be read or renewed", extra={"status": error.status, "error": str(error)}
@@ -211,12 +212,12 @@ class Election:
             except TimeoutError:
                 self._log.warning("the lease can't be read or renewed", extra={"error": "no answer in time"})
             self._tell()
-            # Candidates spread, the leader keeps time.
+            # Candidates spread their checks, the leader renews on time.
             await asyncio.sleep(wait if self.leads() else wait * self._random.uniform(0.8, 1.2))
             self._tell()
 
     async def round(self) -> None:
-        """Look, and write what is to be written.
+        """Read the lease, and write it if needed.
 
         Raises ``ApiError``.
         """
@@ -237,9 +238,9 @@ class Election:
             await self.release()
 
     async def release(self) -> None:
-        """Give the lease back, where it is held."""
+        """Release the lease, if it is held."""
         try:
-            # A renewal may have been under way when the election was ended: its version is the one to write over.
+            # A renewal may have been under way when the election ended: its version is the one to overwrite.
             self._candidate.saw(await self._read(), self._clock())
             proposal = self._candidate.release(datetime.now(UTC))
             self._tell()
@@ -266,7 +267,7 @@ class Election:
             raise
 
     async def _is_alone(self) -> bool:
-        """Whether nobody holds a lease of another division."""
+        """Return whether no lease of another division is held."""
         found = msgspec.json.decode(await self._kube.request("GET", self._collection), type=Page[Lease]).items
         others = self._overlapping.held((each for each in found if self._overlaps(each.metadata.name)), self._clock())
         if others:

@@ -1,8 +1,8 @@
-"""What the operator knows of the cluster: caches, and the lists that fill them and find what events left out.
+"""The operator's knowledge of the cluster: caches, and the periodic lists that find what events missed.
 
-kopf reports changes of policies and workloads, a watch of our own those of pods with a sidecar. Neither is trusted
-alone: an event may be lost, and after a gap nobody reports what was deleted in it. So all is listed once before
-anything is decided, and again from time to time. A list also finds out which kinds this cluster has.
+kopf reports changes of policies and workloads; our own watch reports changes of pods with a sidecar. Neither is trusted
+alone: an event may be lost, and deletions during a gap are never reported. So everything is listed before the first
+decision, and again from time to time. A list also discovers which kinds this cluster has.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ POLICIES, NAMESPACES, PODS = "policies", "namespaces", "pods"
 
 
 class Kind(NamedTuple):
-    """One kind of object that is followed."""
+    """One kind of object that is watched."""
 
     api: str
     plural: str
@@ -56,7 +56,7 @@ KINDS = {
     },
     NAMESPACES: Kind("v1", NAMESPACES, {}, Kept(RawNamespace, RawNamespace.namespace), optional=True),
     PODS: Kind("v1", PODS, {"labelSelector": f"{names.INJECTED}=true"}, Kept(RawPod, RawPod.pod)),
-    # An operator of an older chart has no right to them.
+    # An operator of an older chart has no rights to them.
     HPAS: Kind("autoscaling/v2", HPAS, {}, Kept(RawHpa, RawHpa.autoscaler), optional=True),
     SCALED_OBJECTS: Kind(
         "keda.sh/v1alpha1", SCALED_OBJECTS, {}, Kept(RawScaledObject, RawScaledObject.autoscaler), optional=True
@@ -64,30 +64,30 @@ KINDS = {
 }
 
 WATCHED = (PODS, HPAS, SCALED_OBJECTS)
-"""Those that a watch of our own follows: they change by themselves all the time. The others are kopf's."""
+"""Kinds with our own watch: they change by themselves all the time. kopf watches the others."""
 
 
 class Fleet:
-    """The caches. Of the event loop's thread, but for what is said to be of any."""
+    """The caches. Used in the event loop's thread, except methods marked for any thread."""
 
     def __init__(self, clock: Callable[[], float], mine: Callable[[str], bool] = lambda _namespace: True) -> None:
-        """Begin empty. ``mine``: whether what lies in a namespace is kept."""
+        """Start empty. ``mine``: whether objects of a namespace are kept."""
         self.policies: Cache[Key, Policy] = Cache()
         self.pods: Cache[Key, Pod] = Cache()
         self.left_out = {kind: LeftOut(kind) for kind in KINDS}
-        """Of each kind, for all that read it: the list, and its watch or kopf."""
+        """Unreadable objects by kind, shared by all that read the kind: the list, and its watch or kopf."""
         self.synced = False
-        """Whether all has been listed once."""
+        """Whether everything has been listed once."""
         now = clock()
         self.last_event = {name: now for name, kind in KINDS.items() if not kind.optional}
-        """When something was last reported, by kind that this cluster has; bookmarks count for pods."""
+        """Time of the last event, by kind that this cluster has; for pods, bookmarks count."""
         self.unheard: dict[tuple[str, str | None], int] = {}
-        """By kind and namespace (``None``: of all): lists in a row that had news while no event had come since the list
-        before. Of each namespace, because each has a watch of its own."""
+        """By kind and namespace (``None``: all): lists in a row that found changes while no event had come since the
+        list before. By namespace, because each has its own watch."""
         self._clock = clock
         self._mine = mine
         self._last_list: dict[tuple[str, str | None], float] = {}
-        self._told: dict[tuple[str, str], float] = {}
+        self._last_events: dict[tuple[str, str], float] = {}
         self.namespaces: Cache[Key, Namespace] = Cache()
         self._workloads: dict[str, Cache[Key, Workload]] = {kind.plural: Cache() for kind in registry.KINDS}
         self._autoscalers: dict[str, Cache[Key, Autoscaler]] = {kind: Cache() for kind in (HPAS, SCALED_OBJECTS)}
@@ -101,11 +101,11 @@ class Fleet:
 
     @property
     def present(self) -> frozenset[str]:
-        """The kinds that this cluster has, as far as is known."""
+        """The kinds that this cluster has, as far as known."""
         return frozenset(self.last_event)
 
     def found(self, kind: str, there: bool) -> None:
-        """Take note whether this cluster has a kind; of one that it has no more, nothing is there."""
+        """Record whether this cluster has a kind; if not any more, drop its objects."""
         if there:
             self.last_event.setdefault(kind, self._clock())
         elif kind in self.last_event:
@@ -113,48 +113,48 @@ class Fleet:
             self._caches[kind].clear()
             self.unheard = {place: lists for place, lists in self.unheard.items() if place[0] != kind}
 
-    def told(self, kind: str, deleted: bool, plain: object) -> None:
-        """Take an event as kopf hands it on; in any thread but that the loop calls for it."""
+    def handle_event(self, kind: str, deleted: bool, plain: object) -> None:
+        """Handle an event from kopf; call it in the event loop's thread."""
         try:
             raw = msgspec.convert(plain, KINDS[kind].kept.one.type)
         except msgspec.ValidationError as error:
-            self.left_out[kind].told(plain.get("metadata") or {} if isinstance(plain, dict) else {}, error)
+            self.left_out[kind].report(plain.get("metadata") or {} if isinstance(plain, dict) else {}, error)
             return
         self.left_out[kind].read(raw.metadata)
         self.seen(kind, raw.metadata.key, raw.metadata.version, None if deleted else KINDS[kind].kept.keep(raw))
 
     def seen(self, kind: str, key: Key, version: int, value: object) -> None:
-        """Take an object as it was at a version; ``None``: it is gone, or of no interest any more."""
+        """Record an object at a version; ``None``: it was deleted, or does not matter any more."""
         if kind not in self.last_event:
-            return  # an event that was on its way when the kind went
+            return  # a late event, sent before the kind was removed
         now = self.last_event[kind] = self._clock()
         if (kind, key.namespace) in self._last_list:
-            self._told[kind, key.namespace] = now
+            self._last_events[kind, key.namespace] = now
         if value is None:
             self._caches[kind].drop(key, version)
         elif self._mine(key.namespace):
             self._caches[kind].put(key, version, value)
 
     def alive(self, kind: str) -> None:
-        """Take note that somebody watches, unless the cluster does not have it."""
+        """Record that the watch works, unless the cluster does not have the kind."""
         if kind in self.last_event:
             self.last_event[kind] = self._clock()
 
     def listed_by_watch(self, kind: str, namespace: str | None, items: Items[Any], version: int) -> None:
-        """Take the list that a watch begins with: the cluster has the kind."""
+        """Store the first list of a watch: the cluster has the kind."""
         self.found(kind, there=True)
         self.listed(kind, namespace, items, version)
 
     def listed(self, kind: str, namespace: str | None, items: Items[Any], version: int) -> int:
-        """Take a list of all of a kind, in one namespace or in all; returns how many objects it had news of."""
+        """Store a list of all objects of a kind, in one namespace or in all; returns how many changed."""
         mine = {key: item for key, item in items.items() if self._mine(key.namespace)}
         return self._caches[kind].replace(mine, version, lambda key: namespace is None or key.namespace == namespace)
 
-    def listening(self, kind: str, namespace: str | None, news: int) -> None:
-        """Compare what a list of a kind, in one namespace or in all, had to say with what the events did."""
+    def listening(self, kind: str, namespace: str | None, changes: int) -> None:
+        """Compare the changes that a list of a kind found, in one namespace or in all, with the events received."""
         place = kind, namespace
-        heard = self.last_event[kind] if namespace is None else self._told.get((kind, namespace), -inf)
-        deaf = news and self.synced and heard <= self._last_list.get(place, -inf)
+        heard = self.last_event[kind] if namespace is None else self._last_events.get((kind, namespace), -inf)
+        deaf = changes and self.synced and heard <= self._last_list.get(place, -inf)
         self.unheard[place] = self.unheard.get(place, 0) + 1 if deaf else 0
         self._last_list[place] = self._clock()
 
@@ -172,12 +172,12 @@ class Fleet:
             yield from cache
 
     def autoscalers(self) -> Mapping[Target, Autoscaler]:
-        """Return what follows the load of workloads; the first of several, by kind and name."""
+        """Return the autoscalers that follow the load of workloads; if several, the first by kind and name."""
         found = sorted((each for cache in self._autoscalers.values() for each in cache), key=str, reverse=True)
         return {each.target: each for each in found}
 
     def pods_by_target(self) -> Mapping[Target, Sequence[Pod]]:
-        """Return all pods with a sidecar by what they belong to."""
+        """Return all pods with a sidecar by the workload that they belong to."""
         found: dict[Target, list[Pod]] = {}
         for pod in self.pods:
             found.setdefault(pod.target, []).append(pod)
@@ -185,7 +185,7 @@ class Fleet:
 
 
 class Sync:
-    """Lists all there is, at once and then every ``interval`` seconds."""
+    """Lists everything, at once and then every ``interval`` seconds."""
 
     def __init__(
         self,
@@ -200,13 +200,13 @@ class Sync:
         random: random.Random,
     ) -> None:
         self.ended = clock()
-        """When the last of them came to an end, well or not."""
+        """When the last list ended, successful or not."""
         self.ok = asyncio.Event()
-        """Set while the last one went well."""
+        """Set while the last list was successful."""
         self.kinds_changed = asyncio.Event()
-        """Set when the cluster has other kinds than before; whoever follows them unsets it."""
+        """Set when the cluster's kinds have changed; the consumer clears it."""
         self._kube = kube
-        # Its own: in the loop's, whatever names policies have for servers are looked up, for as long as that takes.
+        # Its own thread pool: name lookups for servers named in policies use the loop's, and may take long.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lists")
         self._fleet = fleet
         self._namespaces = namespaces
@@ -218,7 +218,7 @@ class Sync:
         self._doubted = asyncio.Event()
 
     def doubt(self) -> None:
-        """List again at once: ``ok`` is unset until a list that begins from now on goes well."""
+        """List again at once: ``ok`` is cleared until a list that begins now succeeds."""
         self.ok.clear()
         self._doubted.set()
 
@@ -242,38 +242,38 @@ class Sync:
                     await self._doubted.wait()
 
     async def once(self) -> None:
-        """List all there is.
+        """List everything.
 
-        Raises ``ApiError``, with what was listed until then taken.
+        Raises ``ApiError``; results until then are stored.
         """
         before = self._fleet.present
         for name, kind in KINDS.items():
             try:
-                news = await self._list(name, kind)
+                changes = await self._list(name, kind)
             except ApiError as error:
                 if not kind.optional or error.status not in NOT_THERE:
                     raise
                 self._fleet.found(name, there=False)
                 continue
             if self._fleet.synced and name in before:
-                self._found(name, news)
+                self._found(name, changes)
         if self._fleet.present != before:
             self._log.info("the cluster has other kinds", extra={"kinds": sorted(self._fleet.present)})
             self.kinds_changed.set()
         if not self._fleet.synced:
             self._fleet.synced = True
             self._log.info("synchronised", extra=self._fleet.sizes())
-        if not self._doubted.is_set():  # else what was listed may be from before
+        if not self._doubted.is_set():  # otherwise some results may be from before
             self.ok.set()
 
     async def _list(self, name: str, kind: Kind) -> int:
-        """List all of a kind; returns how many objects it had news of.
+        """List all objects of a kind; returns how many changed.
 
         Raises ``ApiError``.
         """
-        news = 0
+        changes = 0
         for namespace in self._namespaces:
-            # With rights in some namespaces, each of these may be read by itself.
+            # With rights only in some namespaces, each of these may be read by itself.
             read, path = read_list, path_of(kind.api, kind.plural, namespace)
             if name == NAMESPACES and namespace is not None:
                 read, path = read_one, path_of(kind.api, kind.plural, None, namespace)
@@ -283,15 +283,15 @@ class Sync:
             self._fleet.found(name, there=True)
             found = self._fleet.listed(name, namespace, items, version)
             self._fleet.listening(name, namespace, found)
-            news += found
-        return news
+            changes += found
+        return changes
 
 
 def watch_of(
     kube: Kube, fleet: Fleet, name: str, namespace: str | None, loop: asyncio.AbstractEventLoop, *,
     log: logging.Logger, random: random.Random,
 ) -> Watch[Any]:  # fmt: skip
-    """Return the watch of a kind, in one namespace or in all; it tells the fleet in the loop's thread."""
+    """Return the watch of a kind, in one namespace or in all; it calls the fleet in the loop's thread."""
     kind = KINDS[name]
     return Watch(
         kube,
@@ -309,6 +309,6 @@ def watch_of(
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    """Have the loop's thread do it; where that has ended, nobody wants to know any more."""
+    """Call it in the loop's thread; if the loop has ended, do nothing."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(function, *arguments)

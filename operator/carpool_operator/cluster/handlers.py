@@ -1,7 +1,7 @@
-"""kopf's part: it watches policies and workloads, and reports them to the fleet. Nothing is decided or written here.
+"""kopf's handlers: they watch policies and workloads, and report them to the fleet. They decide and write nothing.
 
 No timers, daemons, finalizers, change handlers or peering, so kopf never writes to the cluster. It runs in a thread
-with a loop of its own, because at its end it cancels every task of the loop that it runs in.
+with its own event loop, because on exit it cancels every task of its loop.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from carpool_operator.cluster.kube import Kube
 
 PAGE = 100
-"""Objects of a page of kopf's own lists, which it holds as dictionaries."""
+"""Objects per page of kopf's own lists, which it holds as dictionaries."""
 
 LONGEST = 60.0
-"""Seconds between two starts at most."""
+"""Longest pause between two starts, in seconds."""
 
 
 def registry(
     kube: Kube, fleet: Fleet, loop: asyncio.AbstractEventLoop, *, clusterwide: bool = True
 ) -> kopf.OperatorRegistry:
-    """Return the handlers that tell ``fleet`` in its own loop."""
+    """Return the handlers that report to ``fleet`` in the fleet's own loop."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=handlers)
@@ -43,22 +43,22 @@ def registry(
         group, _, version = KINDS[kind].api.rpartition("/")
 
         @kopf.on.event(group, version, KINDS[kind].plural, registry=handlers, id=kind)
-        async def told(event: kopf.RawEvent, **_: object) -> None:
-            """Tell the fleet. No policy lives here."""
+        async def report(event: kopf.RawEvent, **_: object) -> None:
+            """Report the event to the fleet. No decision is made here."""
             if not loop.is_closed():
-                loop.call_soon_threadsafe(fleet.told, kind, event["type"] == "DELETED", event["object"])
+                loop.call_soon_threadsafe(fleet.handle_event, kind, event["type"] == "DELETED", event["object"])
 
-    # Namespaces can't be watched with rights in some of them.
+    # Namespaces can't be watched with rights in only some of them.
     apart = {*WATCHED} if clusterwide else {*WATCHED, NAMESPACES}
     for kind in KINDS:
-        # One that is not there when kopf starts, it never hears of: it is started again when the kind comes.
+        # kopf ignores a kind that is missing when it starts: it is restarted when the kind appears.
         if kind not in apart and kind in fleet.present:
             follow(kind)
     return handlers
 
 
 def credentials(kube: Kube) -> kopf.ConnectionInfo:
-    """Return where and as whom our own client connects, as kopf wants to know it."""
+    """Return our client's address and credentials in kopf's format."""
     configuration = kube.configuration
     token = configuration.get_api_key_with_prefix("BearerToken") or configuration.get_api_key_with_prefix(
         "authorization"
@@ -79,7 +79,7 @@ def credentials(kube: Kube) -> kopf.ConnectionInfo:
 
 
 def settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: no discovery beyond the start, no events of its own, pages, few objects at a time."""
+    """Return kopf's settings: discovery only at the start, no events of its own, pages, few objects at a time."""
     chosen = kopf.OperatorSettings()
     chosen.scanning.disabled = True
     chosen.posting.enabled = False
@@ -88,14 +88,14 @@ def settings() -> kopf.OperatorSettings:
     chosen.networking.request_timeout = 30
     chosen.networking.enforce_retry_after = True
     chosen.queueing.worker_limit = 20
-    # An idle worker holds on to the object it handled last.
+    # An idle worker keeps the last object in memory.
     chosen.queueing.idle_timeout = 0.1
     chosen.process.ultimate_exiting_timeout = None
     return chosen
 
 
 class Kopf:
-    """Keeps kopf running: where it gives up, as it does when its CRD is deleted, it is started again."""
+    """Keeps kopf running: it is restarted when it stops, for example because its CRD is deleted."""
 
     def __init__(
         self, kube: Kube, fleet: Fleet, sync: Sync, namespaces: Sequence[str | None], *, random: random.Random
@@ -111,8 +111,8 @@ class Kopf:
         """Run kopf until cancelled."""
         failures = 0
         while True:
-            # It gives up where a resource goes, and is deaf to one that is not there when it starts; a list that went
-            # well since says that all of them are.
+            # It stops when a resource is removed, and ignores one that is missing when it starts. A successful list
+            # since then shows that all of them exist.
             await self._sync.ok.wait()
             started = asyncio.get_running_loop().time()
             await self._session()
@@ -121,9 +121,9 @@ class Kopf:
             await asyncio.sleep(min(LONGEST, 2.0**failures) * self._random.uniform(0.5, 1.0))
 
     async def _session(self) -> None:
-        """Run kopf in a thread until it ends; when this is cancelled, tell it to."""
+        """Run kopf in a thread until it ends; cancelling this stops it."""
         loop, theirs = asyncio.get_running_loop(), asyncio.new_event_loop()
-        # Of that loop: for a flag of threads kopf would wait in one, which ends only with the flag.
+        # A flag of that loop: kopf would wait for a thread's flag in another thread, which ends only with the flag.
         ended, stop = asyncio.Event(), asyncio.Event()
         self._sync.kinds_changed.clear()
         handlers = registry(self._kube, self._fleet, loop, clusterwide=not self._namespaces)

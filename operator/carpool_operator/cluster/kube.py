@@ -1,6 +1,6 @@
-"""The API server: the official client for address, credentials and TLS; bytes in, bytes out, in threads.
+"""The API server: address, credentials and TLS from the official client; bytes in, bytes out, in threads.
 
-The client's own models are left alone: decoding 5,000 pods into them takes a minute and hundreds of MiB.
+The client's own models are not used: decoding 5,000 pods into them takes a minute and hundreds of MiB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 TIMEOUT = 10.0
-"""Seconds that a request may take; a list's page too."""
+"""Timeout of a request in seconds, also for a list's page."""
 
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
@@ -30,13 +30,13 @@ FIELD_MANAGER = "carpool-operator"
 
 
 class ApiError(Exception):
-    """The API server refused, or did not answer: ``status`` is 0 then."""
+    """The API server rejected the request, or did not answer: ``status`` is 0 then."""
 
     def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
-        """Seconds that the server asks to wait; 0 where it says nothing."""
+        """Seconds to wait, from the server; 0 where it names none."""
 
 
 class _Status(msgspec.Struct):
@@ -44,7 +44,7 @@ class _Status(msgspec.Struct):
 
 
 def path_of(api: str, plural: str, namespace: str | None, name: str = "", sub: str = "") -> str:
-    """Return where objects lie. ``api``: ``v1`` or ``apps/v1``; no namespace: in all of them."""
+    """Return the path of objects. ``api``: ``v1`` or ``apps/v1``; without a namespace: in all of them."""
     parts = ["/apis" if "/" in api else "/api", api]
     if namespace is not None:
         parts += ["namespaces", namespace]
@@ -52,17 +52,17 @@ def path_of(api: str, plural: str, namespace: str | None, name: str = "", sub: s
 
 
 class Kube:
-    """One connection pool, and the threads that wait on it."""
+    """One connection pool, and the threads that wait for answers."""
 
     def __init__(self, configuration: Any, *, workers: int = 8) -> None:  # noqa: ANN401 - the client has no types
-        # What failed is tried again by the next pass, which knows better whether it is still wanted.
+        # No retries: the next pass knows better whether a failed request is still needed.
         configuration.retries = False
         configuration.connection_pool_maxsize = workers + 4
         self.configuration = configuration
         self.workers = workers
-        """Requests that may be under way at a time; further ones wait."""
+        """Requests that may run at a time; further ones wait."""
         self.failed: Callable[[str, int], None] = lambda _method, _status: None
-        """Told of every request that was not answered well: its method, and the status or 0."""
+        """Called after every failed request with its method, and the status or 0."""
         self._client = kubernetes.client.ApiClient(configuration)
         self._client.user_agent = FIELD_MANAGER
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="api")
@@ -78,9 +78,9 @@ class Kube:
         within: float = TIMEOUT,
         before: Callable[[], None] | None = None,
     ) -> bytes:
-        """Ask in a thread, and return the answer's body; it may take ``within`` seconds.
+        """Send the request in a thread, and return the answer's body; times out after ``within`` seconds.
 
-        ``before`` is called in that thread just before the request goes out, and may raise.
+        ``before`` is called in that thread just before the request is sent, and may raise.
 
         Raises ``ApiError``.
         """
@@ -96,7 +96,7 @@ class Kube:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def get(self, path: str, query: Mapping[str, str | int] | None = None) -> bytes:
-        """Ask in this very thread.
+        """Send the request in the calling thread.
 
         Raises ``ApiError``.
         """
@@ -105,7 +105,7 @@ class Kube:
             return data
 
     def lines(self, path: str, query: Mapping[str, str | int], silence: float) -> Iterator[bytes]:
-        """Yield an endless answer's lines in this very thread, until its end or ``silence`` seconds without any.
+        """Yield the lines of an endless answer in the calling thread, until its end or ``silence`` seconds without any.
 
         Raises ``ApiError``.
         """
@@ -116,7 +116,7 @@ class Kube:
                 yield from whole
 
     def close(self) -> None:
-        """Let go of threads and connections; nobody waits for an answer any more."""
+        """Release threads and connections; pending answers are abandoned."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()  # type: ignore[no-untyped-call] # the client has no types
 
@@ -130,7 +130,7 @@ class Kube:
         content: str,
         timeout: urllib3.Timeout,
     ) -> Iterator[Any]:
-        """Send, and turn whatever goes wrong, also while the answer is read, into an ``ApiError``."""
+        """Send, and convert any failure, also while reading the answer, into an ``ApiError``."""
         headers = {"Accept": JSON}
         if body is not None:
             headers["Content-Type"] = content
@@ -142,7 +142,7 @@ class Kube:
                 header_params=headers,
                 auth_settings=["BearerToken"],
             )
-            # Bytes: `json.dumps` of the client would write them once more for application/json.
+            # As bytes: the client would apply `json.dumps` again for application/json.
             response = self._client.rest_client.pool_manager.request(
                 method,
                 url,
@@ -183,9 +183,9 @@ def _seconds(header: str) -> float:
 
 
 def connect(kubeconfig: str | None, *, workers: int = 8) -> Kube:
-    """Return a connection: by a kubeconfig where one is named, here or in KUBECONFIG, else from inside the cluster.
+    """Return a connection: from a kubeconfig named here or in KUBECONFIG, else from inside the cluster.
 
-    Raises ``ConfigException`` where neither can be had.
+    Raises ``ConfigException`` if there is neither.
     """
     configuration = kubernetes.client.Configuration()
     if kubeconfig or "KUBECONFIG" in os.environ or "KUBERNETES_SERVICE_HOST" not in os.environ:

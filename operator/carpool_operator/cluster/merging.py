@@ -1,4 +1,4 @@
-"""JSON merge patches (RFC 7396): what makes one status of another."""
+"""JSON merge patches (RFC 7396): the difference between two statuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def without_nulls(plain: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return JSON with no member of an object that is null: on the server, that is the same as none."""
+    """Return JSON without null members of objects: for the server, null means absent."""
     if isinstance(plain, dict):
         return {key: without_nulls(value) for key, value in plain.items() if value is not None}
     if isinstance(plain, list | tuple):
@@ -15,7 +15,7 @@ def without_nulls(plain: Any) -> Any:  # noqa: ANN401 - any JSON
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return the merge patch that makes ``new`` of ``old``, neither of which has nulls; ``{}`` where they are equal."""
+    """Return the merge patch that turns ``old`` into ``new``, both without nulls; ``{}`` where they are equal."""
     patch: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         before = old.get(key)

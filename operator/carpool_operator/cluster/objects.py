@@ -1,4 +1,4 @@
-"""What is kept of the API server's objects: a few fields each, so that thousands fit."""
+"""The parts of the API server's objects that are kept: a few fields each, so that thousands fit in memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from carpool_operator.workloads.kind import Kind
 
 ANNOTATED = names.PREFIX + "annotated"
-"""Label of a policy that is kept for a Deployment's annotations, which owns it. A copy under another name is a
-person's."""
+"""Label of a policy that is kept for a Deployment's annotations; the Deployment owns it. A copy under another name
+belongs to a user."""
 
 VERSION = version("carpool-serving")
 
 LONGEST_REFUSAL = 400
-"""Characters kept of why pods are refused."""
+"""Most characters kept of why pods are rejected."""
 
 PAUSED = names.PREFIX + "paused"
-"""Annotation of a policy: nothing changes while it is there."""
+"""Annotation of a policy: while it is set, nothing changes."""
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Change(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """What a watch says when it ends early."""
+    """The error with which a watch ends early."""
 
     code: int = 0
     message: str = ""
@@ -69,9 +69,10 @@ class Failure(Struct, frozen=True):
 
 
 def workload(kind: Kind, raw: Any) -> Workload | None:  # noqa: ANN401 - what the kind's JSON is decoded to
-    """Return what is kept of a workload as the server writes it.
+    """Return the kept part of a workload as the server writes it.
 
-    Nothing of one that is a part of another, nor of one on its way out: what is made for it now is collected with it.
+    Returns ``None`` for one that another workload owns, and for one being deleted: objects created for it would be
+    garbage-collected with it.
     """
     meta: Meta = raw.metadata
     if meta.deletion_timestamp or is_part(meta):
@@ -118,7 +119,7 @@ class RawPod(Struct, frozen=True):
     status: _PodStatus = _PodStatus()
 
     def pod(self) -> Pod | None:
-        """Return what is kept of it; nothing of one that has ended or that belongs to nothing we know."""
+        """Return the kept part; ``None`` for a pod that has ended or belongs to no known workload."""
         meta = self.metadata
         kind, _, name = meta.annotations.get(names.TARGET, "").partition("/")
         if not name or kind not in BY_NAME or self.status.phase in {"Succeeded", "Failed"}:
@@ -153,7 +154,7 @@ class RawPolicy(Struct, frozen=True):
     status: dict[str, Any] = field(default_factory=dict)
 
     def policy(self) -> Policy:
-        """Return it with its spec read, or with what is wrong with that."""
+        """Return it with its spec parsed, or with the error."""
         meta, spec, error = self.metadata, None, ""
         try:
             spec = read_policy({"spec": self.spec})
@@ -181,7 +182,7 @@ class RawPolicy(Struct, frozen=True):
 
 
 class _NamespaceMeta(Meta, frozen=True):
-    """A namespace lies in itself here, so that those of one namespace are found as for any other kind."""
+    """A namespace counts as lying in itself here, so that lookups by namespace work as for any other kind."""
 
     @property
     def key(self) -> Key:
@@ -195,7 +196,7 @@ class RawNamespace(Struct, frozen=True):
     metadata: _NamespaceMeta
 
     def namespace(self) -> Namespace | None:
-        """Return what is kept of it; nothing of one without annotations of ours."""
+        """Return the kept part; ``None`` for one without annotations of Carpool."""
         ours = _ours(self.metadata.annotations)
         if not ours:
             return None

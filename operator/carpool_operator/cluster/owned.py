@@ -1,4 +1,4 @@
-"""Policies kept for annotated workloads: what annotations ask for against what there is."""
+"""Policies kept for annotated workloads: compares the annotations with the existing policies."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 DEFAULT_INVALID = "DefaultInvalid"
-"""Of an Event: a default of the namespace makes no sense, and is left out."""
+"""Reason of an Event: a default of the namespace is invalid, and ignored."""
 TEMPLATE_ANNOTATION = "TemplateAnnotationUnknown"
-"""Of an Event: nobody reads an annotation in the pod template. It changes nothing else."""
+"""Reason of an Event: an annotation in the pod template is ignored. It changes nothing else."""
 
 
 POLICY_ALTERED = "PolicyAltered"
-"""Of an Event: what lies on the server is not what was written."""
+"""Reason of an Event: the policy on the server differs from the one written."""
 
 
 class Keep(NamedTuple):
@@ -40,16 +40,16 @@ class Keep(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is to be done."""
+    """Writes, deletions and Events to do."""
 
     keep: list[Keep]
     drop: list[Policy]
     events: list[tuple[Workload, Event]]
-    """What is wrong with annotations, to be told on their workload."""
+    """Problems of annotations, to be reported on their workload."""
 
 
 class _Read(NamedTuple):
-    """What one workload's annotations came to."""
+    """The result of reading one workload's annotations."""
 
     own: dict[str, str]
     template: dict[str, str]
@@ -59,7 +59,7 @@ class _Read(NamedTuple):
 
 
 class Owned:
-    """Compares. Annotations are read again where they have become others.
+    """Compares annotations with policies. Annotations are parsed again when they have changed.
 
     ``defaults``: of the cluster, by annotation; those of a namespace take precedence.
     """
@@ -67,11 +67,11 @@ class Owned:
     def __init__(self, defaults: Mapping[str, str] | None = None) -> None:
         self._defaults = dict(defaults or {})
         self._known: dict[Target, _Read] = {}
-        # What was asked for, and what the server made of it: an admission policy may change what we write.
+        # The wanted policy, and the server's version of it: an admission policy may change what we write.
         self._altered: dict[Target, tuple[PolicySpec, PolicySpec | None]] = {}
 
     def kept(self, wish: Keep, there: PolicySpec | None) -> None:
-        """Take note of what the server made of a policy that was written."""
+        """Record the server's version of a policy that was written."""
         if there == wish.spec:
             self._altered.pop(wish.workload.target, None)
         else:
@@ -84,11 +84,11 @@ class Owned:
         namespaces: Iterable[Namespace] = (),
         claimed: Container[Target] = (),
     ) -> Plan:
-        """Say what is to be written, deleted and told.
+        """Return the policies to write and delete, and the Events to record.
 
-        ``claimed``: targets that policies which people wrote name or select. No default SLO is for these.
+        ``claimed``: targets that users' policies name or select. A default SLO does not apply to these.
 
-        A policy stays as it is while what is asked for makes no sense: nobody's typo takes a promise away.
+        A policy stays unchanged while annotations are invalid: a typo removes no SLO.
         """
         plan = Plan([], [], [])
         known: dict[Target, _Read] = {}
@@ -103,7 +103,7 @@ class Owned:
             defaults = self._defaults_of(there)
             if read is None or (read.own, read.template, read.defaults) != (own, template, defaults):
                 wish = names.read(target.kind, target.name, own, defaults)
-                # KServe hands a workload's own annotations on to its pods: these are where they belong.
+                # KServe copies a workload's own annotations to its pods, so these are correct there.
                 here = dict(template.items() - own.items())
                 read = _Read(own, template, defaults, wish, names.misplaced(here))
             known[target] = read
@@ -130,7 +130,7 @@ class Owned:
                 plan.events.append((workload, Event(True, "PolicyNameTaken", text)))
             elif kept is None or kept.spec != wish.spec:
                 if kept is not None and self._altered.get(target) == (wish.spec, kept.spec):
-                    # To write it again would come to the same, in every pass.
+                    # Writing it again would have the same result, in every pass.
                     text = (
                         f"BatchingPolicy {key.name} is not what the annotations ask for: a mutating admission policy "
                         "changes it. Exempt batchingpolicies.carpool.dev from that policy"
@@ -144,14 +144,14 @@ class Owned:
         return plan
 
     def _defaults_of(self, namespace: Namespace | None) -> dict[str, str]:
-        """Return the defaults in a namespace. One with an SLO of its own has none of the cluster's percentiles."""
+        """Return the defaults in a namespace. If it has its own SLO, none of the cluster's percentiles apply."""
         if namespace is None:
             return self._defaults
         return names.merged(self._defaults, namespace.defaults)
 
 
 async def keep(writer: Writer, wish: Keep) -> bytes:
-    """Write a policy, owned by its workload, and return it as the server made it.
+    """Write a policy, owned by its workload, and return the server's version.
 
     Raises ``ApiError`` or ``NotLeading``.
     """
@@ -186,7 +186,7 @@ async def keep(writer: Writer, wish: Keep) -> bytes:
 
 
 async def drop(writer: Writer, policy: Policy) -> None:
-    """Delete a policy that nobody asks for any more.
+    """Delete a policy that is not needed any more.
 
     Raises ``ApiError`` or ``NotLeading``.
     """
@@ -197,6 +197,6 @@ async def drop(writer: Writer, policy: Policy) -> None:
             {"preconditions": {"uid": policy.uid}},
         )
     except ApiError as error:
-        # Gone already, or another by now.
+        # Already deleted, or replaced by another.
         if error.status not in {404, 409}:
             raise

@@ -1,4 +1,4 @@
-"""One cluster divided among several operators: whole namespaces, by a hash of their names."""
+"""Divides a cluster among several operators: whole namespaces, by a hash of their names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Shard(Struct, frozen=True):
         return f"{self.index}/{self.count}"
 
     def has(self, namespace: str) -> bool:
-        """Whether a namespace is this shard's. Of every division each namespace has one."""
+        """Return whether a namespace belongs to this shard. In every division each namespace belongs to one shard."""
         # Not ``hash``, which differs from process to process.
         return int.from_bytes(sha256(namespace.encode()).digest()[:8]) % self.count == self.index
 
@@ -41,6 +41,6 @@ class Shard(Struct, frozen=True):
         return base if self.count == 1 else f"{base}-{self.index}-of-{self.count}"
 
     def overlaps(self, base: str, lease: str) -> bool:
-        """Whether a Lease is of a shard of another division, which has namespaces that are this shard's too."""
+        """Return whether a Lease belongs to a shard of another division that shares namespaces with this shard."""
         match = re.fullmatch(rf"{re.escape(base)}(?:-\d+-of-(\d+))?", lease)
         return match is not None and int(match[1] or 1) != self.count

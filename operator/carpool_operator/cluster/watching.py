@@ -1,7 +1,7 @@
-"""Lists and watches that keep nothing but what is needed, and go on whatever happens to them.
+"""Lists and watches that keep only the needed fields, and go on after any failure.
 
-A list is read page by page, a watch line by line, each decoded to a few fields. Both run in a thread of their own and
-hand what they see to the event loop.
+A list is read page by page, a watch line by line, each decoded to a few fields. Both run in their own thread and pass
+objects to the event loop.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
 log = logging.getLogger("carpool")
 
 PAGE = 500
-"""Objects of a list's page: some MiB of JSON at a time."""
+"""Objects per page of a list: some MiB of JSON at a time."""
 
 WATCH = 290
-"""Seconds after which the server ends a watch; the next goes on where it ended."""
+"""Seconds after which the server ends a watch; the next one continues from there."""
 
 SILENCE = 90.0
-"""Seconds without a line after which a watch is given up: the server sends a bookmark every minute."""
+"""Seconds without a line after which a watch is restarted: the server sends a bookmark every minute."""
 
 LONGEST = 30.0
-"""Seconds between two tries at most."""
+"""Longest pause between two attempts, in seconds."""
 
 GONE = 410
 
 NOT_THERE = {403, 404}
-"""Answers to a list of a kind whose CRD is not installed, or that this operator has no right to."""
+"""Statuses of a list of a kind whose CRD is not installed, or that this operator has no rights to."""
 
 RARELY = 120.0
-"""Seconds between two looks whether such a kind has come."""
+"""Seconds between two checks whether such a kind has appeared."""
 
 REMEMBERED = 1000
-"""Objects of a kind whose problem is remembered; some may be gone since."""
+"""Objects of a kind whose problem is remembered; some may have been deleted since."""
 
 T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """How one kind of object is read: what its JSON is decoded to has ``metadata``; ``keep`` makes of it what is kept.
+    """How one kind of object is read: its JSON is decoded to ``raw``, which has ``metadata``; ``keep`` selects a part.
 
-    ``keep`` returns ``None`` for an object that is of no interest.
+    ``keep`` returns ``None`` for an object that does not matter here.
     """
 
     def __init__(self, raw: Any, keep: Callable[[Any], T | None]) -> None:  # noqa: ANN401 - a Struct class
@@ -63,20 +63,20 @@ class Kept(Generic[T]):
         self.one = msgspec.json.Decoder(raw)
 
     def read(self, text: bytes | msgspec.Raw, left_out: LeftOut) -> Any | None:  # noqa: ANN401 - a Struct
-        """Read one object; of one whose fields are not what they should be, nothing: it must not cost the others."""
+        """Read one object; ``None`` if its fields are invalid, so that it does not affect the others."""
         try:
             raw = self.one.decode(text)
         except msgspec.ValidationError as error:
-            left_out.told(_object.decode(text).metadata, error)
+            left_out.report(_object.decode(text).metadata, error)
             return None
         left_out.read(raw.metadata)
         return raw
 
 
 class LeftOut:
-    """The objects of one kind that can't be read. Each is logged once, and again when it has another problem.
+    """The unreadable objects of one kind. Each is logged once, and again when its problem changes.
 
-    Of any thread: a list and a watch read the same objects.
+    For any thread: a list and a watch read the same objects.
     """
 
     def __init__(self, kind: str) -> None:
@@ -84,8 +84,8 @@ class LeftOut:
         self._problems: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()
 
-    def told(self, metadata: Mapping[str, Any], error: msgspec.ValidationError) -> None:
-        """Say of an object why it can't be read, unless that was said."""
+    def report(self, metadata: Mapping[str, Any], error: msgspec.ValidationError) -> None:
+        """Log why an object can't be read, unless already logged."""
         namespace, name, problem = str(metadata.get("namespace", "")), str(metadata.get("name", "")), str(error)
         with self._lock:
             said = self._problems.pop((namespace, name), None) == problem
@@ -97,7 +97,7 @@ class LeftOut:
             log.warning("an object is left out", extra=what)
 
     def read(self, metadata: Meta) -> None:
-        """Take note that an object can be read."""
+        """Record that an object can be read."""
         if self._problems:
             with self._lock:
                 self._problems.pop((metadata.namespace, metadata.name), None)
@@ -109,7 +109,7 @@ Items = dict[Key, tuple[int, T]]
 def read_list(
     kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[T], left_out: LeftOut
 ) -> tuple[Items[T], int]:
-    """Read a whole list in this thread: what is kept by name with each one's version, and the list's version.
+    """Read a whole list in this thread: the kept parts by name with their versions, and the list's version.
 
     Raises ``ApiError``.
     """
@@ -131,7 +131,7 @@ def read_list(
 def read_one(
     kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[T], left_out: LeftOut
 ) -> tuple[Items[T], int]:
-    """Read one object as a list of one, or of none where nothing of it is kept.
+    """Read one object as a list of one, or an empty list if nothing of it is kept.
 
     Raises ``ApiError``.
     """
@@ -143,10 +143,10 @@ def read_one(
 
 
 class Watch(Generic[T]):
-    """One list and watch, in a thread of its own, until told to stop.
+    """One list and watch, in a thread of its own, until stopped.
 
-    ``listed`` gets a list and its version, ``seen`` an object that is new or changed (or ``None`` where what it has
-    become is of no interest) and ``gone`` the name of one that was deleted, all in that thread.
+    Callbacks, all in that thread: ``listed`` gets a list and its version, ``seen`` an object that is new or changed (or
+    ``None`` if it does not matter any more), and ``gone`` the name of a deleted object.
     """
 
     def __init__(
@@ -166,9 +166,9 @@ class Watch(Generic[T]):
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.path = path
-        """What it watches."""
+        """The watched path."""
         self.heard = clock()
-        """When it last heard something, or asked anew."""
+        """When it last received something, or sent a new request."""
         self._clock = clock
         self._kube = kube
         self._query = query
@@ -186,11 +186,11 @@ class Watch(Generic[T]):
 
     def start(self) -> None:
         """Begin."""
-        # A daemon: one that waits for a line must not keep the process from ending.
+        # A daemon thread: one that waits for a line must not keep the process from ending.
         threading.Thread(target=self.run, name=f"watch {self.path}", daemon=True).start()
 
     def stop(self) -> None:
-        """Tell nobody anything any more, and end when the next line comes."""
+        """Call no callback any more, and end when the next line arrives."""
         self._stopped.set()
 
     def run(self) -> None:
@@ -198,10 +198,10 @@ class Watch(Generic[T]):
         while not self._stopped.is_set():
             try:
                 self._turn()
-                # Not at once: a server that ends every watch at once is not to be asked without pause.
+                # Pause first: a server that ends every watch at once must not be called without pause.
                 self._stopped.wait(self._random.uniform(0.1, 1.0))
             except (ApiError, msgspec.DecodeError) as fault:
-                # A line that makes no sense, from a proxy say, is a failure like any other, and all is listed again.
+                # An invalid line, from a proxy say, is a failure like any other, and everything is listed again.
                 error = fault if isinstance(fault, ApiError) else ApiError(GONE, f"not understood: {fault}")
                 if self._optional and error.status in NOT_THERE:
                     self._version = 0
@@ -217,7 +217,7 @@ class Watch(Generic[T]):
                 self._stopped.wait(wait)
 
     def _turn(self) -> None:
-        """List where that is needed, then watch until the server ends it."""
+        """List if needed, then watch until the server ends it."""
         self._live()
         if not self._version:
             items, self._version = read_list(self._kube, self.path, self._query, self._kept, self._left_out)

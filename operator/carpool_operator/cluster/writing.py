@@ -1,6 +1,7 @@
-"""Writes of the one that leads: each is checked against its lease just before it goes out.
+"""The leader's writes: each checks the lease just before it is sent.
 
-What fails is not retried here. The next pass sees what is still to be done, and ``Backoff`` says when it may.
+Failed writes are not retried here. The next pass finds what is still missing, and ``Backoff`` limits how often it
+retries.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
 FIRST, LONGEST = 1.0, 60.0
-"""Seconds until the first and the latest retries."""
+"""Seconds until the first retry, and the longest pause between retries."""
 
 
 TIMEOUT = DURATION - RENEW
-"""Seconds that a write may take: one that begins in the leader's last moment is over before there can be another."""
+"""Timeout of a write in seconds: one that starts in the leader's last moment ends before another can lead."""
 
 
 LEASE = 2
-"""Threads that are the election's: behind a thousand writes to a slow server no lease would be renewed in time, and one
-renewal may still hang while the next goes out."""
+"""Threads for the election alone: behind a thousand writes to a slow server a lease would not be renewed in time. One
+renewal may hang while the next is sent."""
 
 
 class NotLeading(Exception):  # noqa: N818 - what it is, not that it is an error
-    """Another may hold the lease by now."""
+    """Another operator may hold the lease by now."""
 
 
 class Writer:
-    """Reads and writes for as long as ``leads`` says so."""
+    """Reads at any time; writes while ``leads`` returns true."""
 
     def __init__(self, kube: Kube, leads: Callable[[], bool]) -> None:
         self._kube = kube
@@ -41,7 +42,7 @@ class Writer:
         self._at_once = asyncio.Semaphore(kube.workers - LEASE)
 
     async def read(self, path: str, query: Mapping[str, str | int] | None = None) -> bytes:
-        """Read something; any time.
+        """Send a read request, at any time.
 
         Raises ``ApiError``.
         """
@@ -57,7 +58,7 @@ class Writer:
         query: Mapping[str, str | int] | None = None,
         content: str = JSON,
     ) -> bytes:
-        """Write something.
+        """Send a write request.
 
         Raises ``ApiError``, or ``NotLeading`` with nothing written.
         """
@@ -72,18 +73,18 @@ class Writer:
 
 
 class Backoff:
-    """When what has failed may be tried again: 1 s, 2 s, 4 s up to a minute, spread by half."""
+    """When a failed action may be retried: after 1 s, 2 s, 4 s up to a minute, varied by half."""
 
     def __init__(self, random: random.Random) -> None:
         self._random = random
         self._failures: dict[Hashable, tuple[int, float]] = {}
 
     def ready(self, key: Hashable, now: float) -> bool:
-        """Whether it may be tried."""
+        """Return whether it may be tried."""
         return key not in self._failures or now >= self._failures[key][1]
 
     def failed(self, key: Hashable, now: float, at_least: float = 0.0) -> None:
-        """Take note of a failure; the server asks for ``at_least`` so many seconds."""
+        """Record a failure; the server asked to wait ``at_least`` so many seconds."""
         count = self._failures.get(key, (0, 0.0))[0]
         wait = min(LONGEST, FIRST * 2**count) * self._random.uniform(0.5, 1.0)
         self._failures[key] = (count + 1, now + max(wait, at_least))
@@ -93,9 +94,9 @@ class Backoff:
         self._failures.pop(key, None)
 
     def forget(self, alive: Callable[[Hashable], bool]) -> None:
-        """Forget all that is not ``alive`` any more."""
+        """Forget all that are not ``alive`` any more."""
         self._failures = {key: each for key, each in self._failures.items() if alive(key)}
 
     def rest(self, now: float) -> None:
-        """Forget what nobody has tried again, though it was time to, for ``LONGEST``: it is wanted no more."""
+        """Forget actions not retried for ``LONGEST`` after they could have been: they are not needed any more."""
         self._failures = {key: each for key, each in self._failures.items() if now < each[1] + LONGEST}

@@ -1,1 +1,1 @@
-"""Signed documents, and how they reach the sidecars."""
+"""Signed documents, and their delivery to the sidecars."""

@@ -1,4 +1,4 @@
-"""What a target's sidecars are to run, as numbered documents: what is new, what expires, who has to be told again."""
+"""The numbered documents that a target's sidecars should run: when to publish, renew and resend them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.evidence import Seen
 
 VALID = 7 * 86400.0
-"""Seconds that a document is valid; signed anew when half of them are over, so that the steady state writes nothing."""
+"""Seconds that a document is valid; it is signed anew after half of them, so that the steady state writes nothing."""
 
 FIRST_REPEAT = 10.0
 LAST_REPEAT = 300.0
-"""Seconds after which a pod that is behind is told again; doubled each time, up to the latter."""
+"""Seconds after which a document is resent to a pod that is behind; doubled each time, up to the latter."""
 
 RECLAIM = 60.0
 """Seconds between documents that are published only because pods run something newer."""
@@ -30,10 +30,10 @@ EVERY = "*"
 """In a document's parameters: every model that is not named."""
 
 
-def told(policy: BatchingPolicy) -> BatchingPolicy:
-    """Return what a sidecar has to know of a policy: the promise, not how the fleet is tuned to keep it.
+def sidecar_policy(policy: BatchingPolicy) -> BatchingPolicy:
+    """Return the part of a policy that sidecars need: the SLO, but not how the fleet is tuned to meet it.
 
-    Its modes are part of it: first calls end with Hold and without pass-through, before a model is named.
+    Its modes are included: Hold ends first calls, and so does a mode without pass-through, before a model is named.
     """
     return BatchingPolicy(
         slo=policy.slo,
@@ -44,14 +44,15 @@ def told(policy: BatchingPolicy) -> BatchingPolicy:
         bounds=policy.bounds,
         tuning=Tuning(mode=policy.tuning.mode),
         pass_through=policy.pass_through,
-        # What it carries is reported beside the best. What holds is in the document's parameters.
+        # Sidecars report the baseline's forecast beside the best. The parameters in use are in the document's
+        # parameters.
         baseline=policy.baseline,
         admission=policy.admission,
     )
 
 
 def without_modes(policy: BatchingPolicy, *, hold: bool = True) -> BatchingPolicy:
-    """Return the same without the modes that may end first calls; ``hold``: Hold is one for the sidecars there are."""
+    """Return the policy without modes that may end first calls; ``hold``: whether Hold ends them in these sidecars."""
     tuning, passing = policy.tuning, policy.pass_through
     return replace(
         policy,
@@ -61,9 +62,9 @@ def without_modes(policy: BatchingPolicy, *, hold: bool = True) -> BatchingPolic
 
 
 def leaves_unsaid(said: BatchingPolicy | None, policy: BatchingPolicy) -> bool:
-    """Whether a document's policy is this one but for modes that it lacks.
+    """Whether a document's policy equals this one except for modes that it lacks.
 
-    Operators before decision 52 wrote it so, and later ones that went on from such a document.
+    Operators before decision 52 wrote such documents, and so did later ones that continued from them.
     """
     bare = replace(policy, tuning=Tuning(), pass_through=PassThrough())
     return (
@@ -76,16 +77,16 @@ def leaves_unsaid(said: BatchingPolicy | None, policy: BatchingPolicy) -> bool:
 
 
 class Publisher:
-    """Numbers a target's documents, and knows who has not got them.
+    """Numbers a target's documents, and tracks the pods that do not have them.
 
-    A generation is the time in whole milliseconds since the epoch, but always more than any seen before: documents of a
-    workload that was deleted and made again are older than its new ones, and no count has to be kept anywhere.
+    A generation is the time in whole milliseconds since the epoch, but always greater than any seen before. So
+    documents of a deleted and recreated workload are older than its new ones, and no counter has to be stored.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.keys: tuple[str, ...] = ()
-        """Public keys that sidecars are told to accept from now on; none: those that they have."""
+        """Public keys that sidecars should accept from now on; empty: those that they have."""
         self.change: Change | None = None
         """For all pods; what the ConfigMap holds."""
         self.trial: Change | None = None
@@ -95,22 +96,22 @@ class Publisher:
         self._newest = 0
         self._reclaimed_at: float | None = None
         self._repeats: dict[str, tuple[int, float, float]] = {}
-        """By pod UID: the generation it should have, when it is told again, and how long it waited for that."""
+        """By pod UID: the generation it should have, when the document is sent again, and how long that delay is."""
 
     def restore(self, change: Change) -> None:
-        """Go on from what the ConfigMap holds: nothing is published for that alone."""
+        """Continue from the ConfigMap's content; that alone publishes nothing."""
         self.change = change
         self._newest = max(self._newest, change.generation)
 
     def notice(self, generation: int) -> None:
-        """Take note of a generation that a pod has: the next one is newer."""
+        """Record a generation that a pod has: the next one is greater."""
         self._newest = max(self._newest, generation)
 
     def is_due(self, now: float, wall: float) -> bool:
-        """Whether a document is needed that says nothing new of parameters.
+        """Whether a document is needed even without new parameters.
 
-        Half its time is over, other keys are to be accepted, or pods run something newer: canaries of an operator that
-        died, or pods of a ConfigMap that was put back.
+        Reasons: half of its time is over, the accepted keys changed, or pods run something newer. The last are canaries
+        of a dead operator, or pods of a ConfigMap that was restored to an old state.
         """
         change = self.change
         if change is None:
@@ -124,7 +125,7 @@ class Publisher:
         return True
 
     def says(self, policy: BatchingPolicy, parameters: Mapping[str, Parameters], named: Collection[str] = ()) -> bool:
-        """Whether that is what is published already; a model that is not ``named`` may have those of all."""
+        """Whether the published document already has this; a model that is not ``named`` may use those of all."""
         change = self.change
         if change is None or change.policy != policy or EVERY not in change.parameters:
             return False
@@ -136,7 +137,7 @@ class Publisher:
     def publish(
         self, now: float, wall: float, policy: BatchingPolicy, parameters: Mapping[str, Parameters]
     ) -> Document:
-        """Make the document for all pods; whoever tries something is called back by it."""
+        """Make the document for all pods; it ends any trial."""
         self.trial = None
         self.change = self._make(now, wall, policy, parameters)
         return Document(self._target, self.change, None)
@@ -149,7 +150,7 @@ class Publisher:
         parameters: Mapping[str, Parameters],
         pods: Collection[str],
     ) -> Document:
-        """Make a document for some pods, newer than that for all."""
+        """Make a document for some pods, newer than the one for all."""
         self.trial = self._make(now, wall, policy, parameters)
         return Document(self._target, self.trial, tuple(sorted(pods)))
 
@@ -167,11 +168,11 @@ class Publisher:
         )
 
     def wanted(self, uid: str, canaries: Collection[str]) -> Change | None:
-        """Return what a pod is to run."""
+        """Return the change that a pod should run."""
         return self.trial if self.trial is not None and uid in canaries else self.change
 
     def repeats(self, now: float, seen: Mapping[str, Seen], canaries: Collection[str]) -> list[Document]:
-        """Return what is to be sent again to pods that are known to be behind."""
+        """Return the documents to resend to pods that are known to be behind."""
         behind: dict[bool, list[str]] = {}
         repeats = {}
         for uid, pod in seen.items():

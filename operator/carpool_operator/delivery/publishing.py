@@ -1,4 +1,4 @@
-"""Documents on their way to the sidecars: a ConfigMap that lasts, and a push to each pod at once."""
+"""Delivery of documents to the sidecars: a ConfigMap that persists, and an immediate push to each pod."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ LABEL = names.PREFIX + "change"
 """Label of these ConfigMaps, ``"true"``."""
 
 PUSH = 3.0
-"""Seconds for a push, from connecting to the answer."""
+"""Timeout of a push in seconds, from connecting to the answer."""
 
 
 def config_map(target: Target) -> Key:
-    """Return the name of a target's ConfigMap, which its pods mount."""
+    """Return the name of a target's ConfigMap; the target's pods mount it."""
     return Key(target.namespace, names.change_name(target.kind, target.name))
 
 
 class Published(NamedTuple):
-    """What a ConfigMap holds, and whom it is owned by."""
+    """The content of a ConfigMap, and its owner."""
 
     body: str
     signature: str
@@ -51,10 +51,10 @@ _pages = msgspec.json.Decoder(Page[RawConfigMap])
 
 
 class ConfigMaps:
-    """What the ConfigMaps hold and what they should hold."""
+    """The ConfigMaps' present and wanted content."""
 
     def __init__(self, writer: Writer, signer: Signer, mine: Callable[[str], bool] = lambda _namespace: True) -> None:
-        """Begin with none. ``mine``: whether those in a namespace are to be looked after here."""
+        """Start with none. ``mine``: whether this operator manages those in a namespace."""
         self._writer = writer
         self._signer = signer
         self._mine = mine
@@ -86,29 +86,29 @@ class ConfigMaps:
         self._held, self._uids = held, uids
 
     def change(self, target: Target, wall: float) -> Change | None:
-        """Return what is published for a target; ``None`` for nothing, or for what no sidecar would take.
+        """Return the published change of a target; ``None`` if there is none, or none that a sidecar would accept.
 
-        Whoever may edit ConfigMaps would otherwise have us sign parameters of theirs, or old ones anew. ``wall``:
-        seconds since the epoch.
+        Without the check, anyone who may edit ConfigMaps could make us sign their parameters, or renew old ones.
+        ``wall``: seconds since the epoch.
         """
         held = self._held.get(config_map(target))
         change = None if held is None else self._signer.read(held.body.encode(), held.signature)
         return change if change is not None and change.target == str(target) and wall < change.expires else None
 
     def keys(self) -> list[Key]:
-        """Return the names of all that there are."""
+        """Return the names of all existing ConfigMaps."""
         return list(self._held)
 
     def owner(self, key: Key) -> str:
-        """Return the UID of the policy that one is owned by."""
+        """Return the UID of the policy that owns one."""
         return self._held[key].owner
 
     def differs(self, target: Target, wanted: Published) -> bool:
-        """Whether the ConfigMap is to be written."""
+        """Whether the ConfigMap has to be written."""
         return self._held.get(config_map(target)) != wanted
 
     async def write(self, target: Target, wanted: Published, policy: Policy) -> None:
-        """Make a target's ConfigMap what it should be. One of that name that others made is taken over.
+        """Write a target's ConfigMap as wanted. An existing one of that name is taken over.
 
         Raises ``ApiError`` or ``NotLeading``.
         """
@@ -120,7 +120,7 @@ class ConfigMaps:
                 "name": key.name,
                 "namespace": key.namespace,
                 "labels": {LABEL: "true", "app.kubernetes.io/managed-by": FIELD_MANAGER},
-                # No controller reference: an object has only one, and it may have one already.
+                # Not a controller reference: an object can have only one, and this one may have it already.
                 "ownerReferences": [
                     {"apiVersion": API_VERSION, "kind": KIND, "name": policy.name, "uid": policy.uid},
                 ],
@@ -138,13 +138,13 @@ class ConfigMaps:
         self._uids[key] = msgspec.json.decode(answer, type=RawConfigMap).metadata.uid
 
     async def remove(self, key: Key) -> None:
-        """Delete one that belongs to no policy any more.
+        """Delete a ConfigMap that belongs to no policy any more.
 
         Raises ``ApiError`` or ``NotLeading``.
         """
         uid = self._uids.get(key)
         if uid is None:
-            return  # a list since then found that it is gone
+            return  # a list since then found that it was deleted
         try:
             await self._writer.send("DELETE", path_of("v1", "configmaps", *key), {"preconditions": {"uid": uid}})
         except ApiError as error:
@@ -162,14 +162,14 @@ class Pusher:
         self._at_once = at_once
 
     async def push(self, pod: Pod, body: bytes, signature: str) -> str:
-        """Send one to a pod; returns what is wrong, ``""`` where it was taken."""
+        """Send one to a pod; returns the error, ``""`` where it was accepted."""
         try:
             async with (
                 self._at_once,
                 self._session.put(
                     f"http://{address(pod)}/v1/config",
                     data=body,
-                    # Once in a while: what is kept for the next is a file descriptor a pod.
+                    # Pushes are rare: a connection kept for the next one costs a file descriptor per pod.
                     headers={
                         "content-type": "application/json",
                         "x-carpool-signature": signature,
@@ -190,6 +190,6 @@ class Pusher:
 
 
 def address(pod: Pod) -> str:
-    """Return where a pod's admin port is."""
+    """Return the address of a pod's admin port."""
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
     return f"{host}:{pod.admin_port}"

@@ -1,6 +1,6 @@
-"""The operator's keys: what it signs, sidecars believe; nobody else holds them.
+"""The operator's keys: sidecars accept what they sign; nobody else holds them.
 
-Ed25519 gives the same bytes for the same document, so that a document that is signed again differs in nothing.
+Ed25519 is deterministic, so that a document signed again has the same bytes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
 SECRET = "carpool-signing-key"  # noqa: S105 - its name
 PRIVATE, SUFFIX = "privateKey.pem", ".pem"
-"""The entry that is made; every entry that ends so is a key."""
+"""The entry for a generated key; every entry with this suffix is a key."""
 PUBLIC_MAP = "carpool-public-key"
 PUBLIC = "publicKey"
 
 TICKET_LIFE = 300.0
-"""Seconds for which a ticket opens a target's sidecars: clocks may be minutes apart, a stolen one is soon worthless."""
+"""Seconds for which a ticket gives access to a target's sidecars: clocks may differ by minutes, and a stolen ticket
+soon expires."""
 
 
 class BadKey(Exception):  # noqa: N818 - what it is, not that it is an error
@@ -44,9 +45,9 @@ class BadKey(Exception):  # noqa: N818 - what it is, not that it is an error
 
 
 class Signer:
-    """Signs with every key of a Secret: sidecars that know one of them believe it, so keys are replaced by and by.
+    """Signs with every key of a Secret: sidecars accept it if they know one of them, so keys are replaced step by step.
 
-    ``secret``: its entries, of which those whose name ends in ``.pem`` are keys; or the PEM of one. Raises ``BadKey``.
+    ``secret``: its entries, whose names end in ``.pem`` for keys; or the PEM of one key. Raises ``BadKey``.
     """
 
     def __init__(self, secret: bytes | Mapping[str, bytes]) -> None:
@@ -54,7 +55,7 @@ class Signer:
         self.adopt({PRIVATE: secret} if isinstance(secret, bytes) else secret)
 
     def adopt(self, secret: Mapping[str, bytes]) -> None:
-        """Sign with these keys from now on. Raises ``BadKey``, and then goes on with those before."""
+        """Sign with these keys from now on. Raises ``BadKey``, and then keeps the previous keys."""
         keys = {name: _key(name, pem) for name, pem in sorted(secret.items()) if name.endswith(SUFFIX)}
         if not keys:
             raise BadKey(f"{SECRET} holds no entry that ends in {SUFFIX}, such as {PRIVATE}: no key to sign with")
@@ -62,23 +63,23 @@ class Signer:
             raise BadKey(f"{SECRET} holds {len(keys)} keys: sidecars take {MAX_KEYS}")
         self._keys = tuple(keys.values())
         self._publics = tuple(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex() for key in self._keys)
-        # Sidecars of before this field are told of no keys while there is the first one only.
+        # Sidecars older than this field get no keys while there is only the first one.
         self.announced = () if [*keys] == [PRIVATE] else self._publics
-        """Public keys that documents tell sidecars to accept."""
+        """Public keys that documents ask sidecars to accept."""
         self._tickets.clear()
 
     @property
     def public(self) -> str:
-        """The keys that sidecars check with, as hexadecimal digits, with commas between them."""
+        """The keys that sidecars verify with, as hexadecimal digits, separated by commas."""
         return ",".join(self._publics)
 
     def sign(self, change: Change) -> tuple[bytes, str]:
-        """Return the bytes of a change, and their signatures in base64, with commas between them."""
+        """Return the bytes of a change, and their signatures in base64, separated by commas."""
         body = encode(change)
         return body, ",".join(b64encode(key.sign(body)).decode() for key in self._keys)
 
     def read(self, body: bytes, signature: str) -> Change | None:
-        """Return a change that one of these keys signed; ``None`` for anything else, whoever wrote it."""
+        """Return a change signed by one of these keys; ``None`` for anything else."""
         try:
             signatures = [b64decode(each, validate=True) for each in signature.split(",")[:MAX_KEYS]]
             if not any(_verified(key, each, body) for key in self._keys for each in signatures):
@@ -88,14 +89,14 @@ class Signer:
             return None
 
     def ticket(self, target: Target, wall: float) -> str:
-        """Return the ``Authorization`` header that opens a target's sidecars; ``wall`` is seconds since the epoch.
+        """Return the ``Authorization`` header for a target's sidecars; ``wall`` is seconds since the epoch.
 
-        One serves for half its life: signing 5,000 every two seconds would cost a core's third.
+        One serves for half its life: signing 5,000 every two seconds would cost a third of a core.
         """
         name = str(target)
         until, header = self._tickets.get(name, (0.0, ""))
         if until < wall + TICKET_LIFE / 2:
-            # Those of workloads that are gone by now go with the first that is renewed after them.
+            # Tickets of deleted workloads are dropped with the first renewal after them.
             self._tickets = {known: each for known, each in self._tickets.items() if each[0] > wall}
             until = wall + TICKET_LIFE
             body = encode(Ticket(target=name, expires=until))
@@ -133,9 +134,10 @@ class _Secret(msgspec.Struct):
 
 
 async def obtain(writer: Writer, namespace: str) -> Signer:
-    """Read the keys, or make one where there is none yet, and publish their public halves.
+    """Read the keys, or create one if there is none yet, and publish their public halves.
 
-    Two that make one at once end with the same: the server takes the first. Raises ``ApiError`` or ``BadKey``.
+    Two operators that create one at once end with the same key: the server accepts the first. Raises ``ApiError`` or
+    ``BadKey``.
     """
     path = path_of("v1", "secrets", namespace, SECRET)
     try:
@@ -162,9 +164,9 @@ async def obtain(writer: Writer, namespace: str) -> Signer:
 
 
 async def refresh(writer: Writer, namespace: str, signer: Signer) -> bool:
-    """Sign with what the Secret holds by now; returns whether that is something else. One that is gone changes nothing.
+    """Sign with the Secret's present keys; returns whether they changed. A deleted Secret changes nothing.
 
-    Raises ``ApiError`` or ``BadKey``; the keys before stay in use then.
+    Raises ``ApiError`` or ``BadKey``; the previous keys then stay in use.
     """
     try:
         body = await writer.read(path_of("v1", "secrets", namespace, SECRET))
@@ -191,7 +193,7 @@ async def _publish(writer: Writer, namespace: str, signer: Signer) -> None:
         "metadata": {"name": PUBLIC_MAP, "labels": {"app.kubernetes.io/part-of": "carpool"}},
         "data": {PUBLIC: signer.public},
     }
-    # Applying what is there already writes nothing.
+    # Applying the same content again writes nothing.
     await writer.send(
         "PATCH",
         path_of("v1", "configmaps", namespace, PUBLIC_MAP),

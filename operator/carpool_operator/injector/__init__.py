@@ -1,1 +1,1 @@
-"""Which pods get a sidecar, and how they are changed for it. Pure: the webhook asks."""
+"""Decides which pods get a sidecar, and changes them. Pure functions, called by the webhook."""

@@ -1,4 +1,4 @@
-"""Services that lead past the sidecar, and the commands that put it right."""
+"""Services that bypass the sidecar, and the commands that fix them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Bypass(NamedTuple):
-    """A Service's port that leads to the model, and the shell command after which it doesn't.
+    """A Service's port that leads to the model, and the shell command that leads it to the sidecar.
 
-    ``name``: the ``targetPort`` that leads to the sidecar. ``named``: whether the model's port has that name yet.
+    ``name``: the ``targetPort`` that leads to the sidecar. ``named``: whether the model's port already has that name.
     ``by``: ``number``, or another ``name`` of that port.
     """
 
@@ -30,10 +30,10 @@ class Bypass(NamedTuple):
 
 
 class PortName(NamedTuple):
-    """A name that leads to the model without a sidecar, and to the sidecar with one.
+    """A port name that leads to the model without a sidecar, and to the sidecar with one.
 
-    ``given``: whether the model's port has it yet; ``first``: else the shell commands that give it, ending with ``&&``
-    or words.
+    ``given``: whether the model's port already has it; ``first``: else the shell commands that add it, ending with
+    ``&&`` or words.
     """
 
     name: str
@@ -42,7 +42,7 @@ class PortName(NamedTuple):
 
 
 def port_name(pod: Json, namespace: str, manifest: Json | None = None) -> PortName:
-    """Return a name for the model's port, of an injected pod: what goes by it loses nothing while pods roll.
+    """Return a name for an injected pod's model port: callers that use it lose no request during a rollout.
 
     ``manifest``: its workload's, where it is known.
     """
@@ -51,7 +51,7 @@ def port_name(pod: Json, namespace: str, manifest: Json | None = None) -> PortNa
     handed: Json = next((each for each in model.get("ports") or [] if each["containerPort"] == status.data_port), {})
     if handed.get("name"):
         return PortName(handed["name"], given=True, first="")
-    # First the name, in the workload; its pods roll. What goes by it follows when all have it.
+    # First the name, in the workload, which rolls its pods. References to it follow when all pods have it.
     name = "http"
     port = {"containerPort": status.port, "name": name}
     kind, _, owner = annotations_of(pod).get(names.TARGET, "").partition("/")
@@ -68,10 +68,10 @@ def port_name(pod: Json, namespace: str, manifest: Json | None = None) -> PortNa
 
 
 def _named_elsewhere(kind: Kind, namespace: str, owner: str, container: str, port: Json, manifest: Json | None) -> str:
-    """Return how a port gets its name in a workload of another project.
+    """Return how to name a port in a workload kind of another project.
 
-    Strategic merges are for built-in kinds, and so is `kubectl rollout status`. A JSON patch goes by positions, which a
-    manifest shows; its ``test`` refuses where somebody has changed these since.
+    Strategic merges and `kubectl rollout status` are for built-in kinds only. A JSON patch uses list positions, which
+    the manifest shows; its ``test`` operation fails if these changed since.
     """
     edit, then = f"kubectl -n {namespace} edit {kind.resource(owner)}", "; when its pods have rolled, "
     found = None if manifest is None else kind.container(manifest, container)
@@ -93,7 +93,7 @@ def _named_elsewhere(kind: Kind, namespace: str, owner: str, container: str, por
 
 
 def named_ports(pod: Json) -> dict[str, int]:
-    """Return a pod's TCP ports that have names, as Services find them: of two with one name the first."""
+    """Return a pod's named TCP ports, as Services find them: of two with one name the first."""
     everyone = (*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or []))
     found: dict[str, int] = {}
     for port in (port for container in everyone for port in container.get("ports") or []):
@@ -103,10 +103,10 @@ def named_ports(pod: Json) -> dict[str, int]:
 
 
 def bypasses(service: Json, pod: Json, manifest: Json | None = None) -> list[Bypass]:
-    """Return the ports of a Service that lead past an injected pod's sidecar; none where it doesn't select the pod.
+    """Return the ports of a Service that bypass an injected pod's sidecar; none if it doesn't select the pod.
 
-    The fix is a name, which leads to the right port with and without a sidecar: nothing is lost while pods roll.
-    A headless Service's callers choose the port themselves: what it says is only a hint to them. ``manifest``: the
+    The fix is a port name. It leads to the right port with and without a sidecar, so no request is lost during a
+    rollout. A headless Service's callers choose the port themselves: its port is only a hint to them. ``manifest``: the
     workload's, where it is known.
     """
     spec = service["spec"]
@@ -120,7 +120,7 @@ def bypasses(service: Json, pod: Json, manifest: Json | None = None) -> list[Byp
     found = []
     for index, port in enumerate(spec.get("ports") or []):
         target = port.get("targetPort", port["port"])
-        if port.get("protocol", "TCP") != "TCP":  # the sidecar leaves others to the model
+        if port.get("protocol", "TCP") != "TCP":  # the sidecar passes other protocols to the model
             continue
         if named.get(target, target) != status.port:
             continue

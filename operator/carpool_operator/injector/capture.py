@@ -1,7 +1,7 @@
-"""Port capture: the pod's own kernel leads connections to the model's port to the sidecar, so no caller has to change.
+"""Port capture: the pod's kernel redirects connections to the model's port to the sidecar; callers need no change.
 
-An init container asks the kernel for that (``carpool_sidecar.capture``). It may do no harm: where the API server would
-refuse it, or it would be in somebody's way, the pod gets its sidecar without it, and a note says so.
+An init container asks the kernel for that (``carpool_sidecar.capture``). It must do no harm: if the API server would
+reject it, or it would conflict with a mesh, the pod gets its sidecar without it, and a note says so.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Json = dict[str, Any]
 CONTAINER = "carpool-capture"
 
 ENFORCED = "pod-security.kubernetes.io/enforce"
-"""Label of a Namespace: the Pod Security Standard that its pods are held to."""
+"""Label of a Namespace: the Pod Security Standard that it enforces."""
 ADMITS = {None, "privileged"}
-"""Standards that admit NET_ADMIN."""
+"""Standards that allow NET_ADMIN."""
 
 
 def is_wanted(of_pod: Mapping[str, str]) -> bool:
@@ -42,7 +42,8 @@ def hindrance(
 ) -> Note | None:
     """Return why a pod can't have it; ``None`` where it can. Raises ``Skipped``.
 
-    ``user``: of sidecars; ``None`` where the platform assigns one, as OpenShift does. It admits no user 0 either.
+    ``user``: of sidecars; ``None`` where the platform assigns one, as OpenShift does. Such a platform does not allow
+    user 0 either.
     """
     spec = pod["spec"]
     if any(each["name"] == CONTAINER for each in (*(spec.get("initContainers") or []), *spec["containers"])):
@@ -58,19 +59,20 @@ def hindrance(
 
 
 def container(image: str, pull_policy: str | None, port: int, to: int, resources: Resources) -> Json:
-    """Return the init container: one capability, for as long as one command takes.
+    """Return the init container: one capability, only while one command runs.
 
-    ``resources``: what the sidecar asks for, which fits and adds nothing, since this has ended when the sidecar starts.
+    ``resources``: the sidecar's requests. They fit and add nothing, since this container ends before the sidecar
+    starts.
     """
     made = {
         "name": CONTAINER,
         "image": image,
         "command": ["carpool-capture"],
-        # A kernel that can't do it leaves all as it was.
+        # A kernel without support leaves everything unchanged.
         "args": ["--optional", f"{port}={to}"],
         "resources": resources.written(),
         "securityContext": {
-            # Capabilities of a container are for its user 0 alone.
+            # A container's capabilities apply only to its user 0.
             "runAsUser": 0,
             "runAsGroup": 0,
             "runAsNonRoot": False,

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 QUEUE_PROXY = "queue-proxy"
-"""Knative's, which calls the model by itself."""
+"""Knative's proxy; it calls the model itself."""
 
 HELPERS = frozenset({
     *PROXIES, QUEUE_PROXY, "envoy", "consul-dataplane", "kuma-sidecar", "daprd", "vault-agent", "datadog-agent",
@@ -28,15 +28,15 @@ HELPERS = frozenset({
 
 _DEVICE = re.compile(r"(nvidia|amd|gpu\.intel)\.com/.+|habana\.ai/.+|google\.com/tpu|aws\.amazon\.com/neuron.*")
 _PORTS = frozenset({80, 3000, 5000, 8000, 8080, 8085, 8501, 8888, 9000, 9001, 11434, 30000})
-"""Where model servers serve: TGI, BentoML, MLflow, Triton and vLLM and Ray, KServe and MLServer, TorchServe, TensorFlow
-Serving, OpenVINO, Seldon, Ollama, SGLang."""
+"""Default ports of model servers: TGI, BentoML, MLflow, Triton and vLLM and Ray, KServe and MLServer, TorchServe,
+TensorFlow Serving, OpenVINO, Seldon, Ollama, SGLang."""
 _PORT_NAMES = re.compile(r"(http|http1|rest|web|api|predict\w*|infer\w*|serve|serving|model)(-.*)?")
 _CONTAINERS = re.compile(
     r"kserve-container|(triton|tritonserver|vllm|tgi|text-generation-inference|tei|mlserver|torchserve|tensorflow-serving"
     r"|tf-?serving|ovms|ollama|sglang|bentoml|model|server|predictor|inference)(-.*)?"
 )
 
-# What a port's name says of it, as service meshes read names: <protocol>[-<suffix>].
+# The protocol in a port's name, as service meshes read names: <protocol>[-<suffix>].
 _OTHER_PROTOCOLS = re.compile(
     r"(grpc(-web)?|http2|h2c?|https|tls|mongo|redis|mysql|udp|metrics|prometheus|prom|admin|debug|health\w*)(-.*)?"
     r"|.*-(metrics|prom|grpc)"
@@ -46,7 +46,7 @@ _OTHER_PROTOCOLS = re.compile(
 def model_container(spec: Json, wanted: str | None, default: str | None) -> Json:
     """Return the model's container: the one named by annotation, else the only candidate.
 
-    Raises ``Skipped`` where that is none, or several.
+    Raises ``Skipped`` if there is none, or several.
     """
     containers: list[Json] = spec["containers"]
     known = ", ".join(each["name"] for each in containers)
@@ -68,10 +68,10 @@ def model_container(spec: Json, wanted: str | None, default: str | None) -> Json
 
 
 def candidates(spec: Json, default: str | None) -> list[Json]:
-    """Return the containers that may be the model's, where no annotation names it.
+    """Return the containers that may be the model's, if no annotation names it.
 
     1. Those that ask for a GPU, whatever their names; all where none does.
-    2. Of these those that no other program adds.
+    2. Without those that other programs add.
     3. The one that kubectl takes by default.
     4. Those with a known name, or a port that has a known number or name.
     """
@@ -86,13 +86,13 @@ def candidates(spec: Json, default: str | None) -> list[Json]:
 
 
 def model_port(container: Json, wanted: str | None) -> tuple[int, int | None]:
-    """Return the port and its index in ``ports``, ``None`` where that does not list it. Raises ``Skipped``."""
+    """Return the port and its index in ``ports``, ``None`` if it is not listed there. Raises ``Skipped``."""
     ports: list[Json] = container.get("ports") or []
     listed = ", ".join(port.get("name") or str(port["containerPort"]) for port in ports) or "none"
-    # 1. The one named
+    # 1. The named one
     if wanted is not None:
         return _named_port(container, ports, listed, wanted)
-    # 2. The first that may speak HTTP/1.1, those first that are known
+    # 2. The first that may speak HTTP/1.1, known ports first
     if not ports:
         raise Skipped(
             Reason.NO_PORT,
@@ -112,7 +112,7 @@ def model_port(container: Json, wanted: str | None) -> tuple[int, int | None]:
 
 
 def other_protocol(container: Json, port: int, declared: int | None) -> str | None:
-    """Say what a probe shows that a port speaks, if not HTTP/1.1."""
+    """Return the port's protocol according to its probes, if it is not HTTP/1.1."""
     name = None if declared is None else container["ports"][declared].get("name")
     for kind, handler in handlers(container):
         if handler["port"] == port or (name is not None and handler["port"] == name):
@@ -124,7 +124,7 @@ def other_protocol(container: Json, port: int, declared: int | None) -> str | No
 
 
 def handlers(container: Json) -> Iterator[tuple[str, Json]]:
-    """Yield what the kubelet calls in a container: ``httpGet``, ``tcpSocket`` and ``grpc`` of its probes and hooks."""
+    """Yield the kubelet's calls to a container: ``httpGet``, ``tcpSocket`` and ``grpc`` of its probes and hooks."""
     probes = [container.get(name) for name in ("startupProbe", "readinessProbe", "livenessProbe")]
     lifecycle = container.get("lifecycle") or {}
     for owner in (*probes, lifecycle.get("postStart"), lifecycle.get("preStop")):

@@ -1,4 +1,4 @@
-"""Who gets a sidecar, and in front of what: pure functions of the pod."""
+"""Decides which pods get a sidecar, and for which container and port: pure functions of the pod."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ Json: TypeAlias = dict[str, Any]
 SIDECAR = "carpool"
 """The sidecar's container."""
 VOLUME = "carpool-change"
-"""Where the operator's durable word is mounted."""
+"""Volume of the operator's signed change."""
 DATA_PORT, ADMIN_PORT = 14080, 14090
-"""The sidecar's. Requests come by the first; the operator, probes and the drain by the second. Istio has 15000 to
+"""The sidecar's ports. Requests use the first; the operator, probes and the drain use the second. Istio has 15000 to
 15090, Linkerd 4140 to 4192."""
 
 OS_LABELS = ("kubernetes.io/os", "beta.kubernetes.io/os")
 """Labels of nodes with their operating system."""
 
 MIN_BODY = Quantity(2**20)
-"""Of a limit for bodies; less batches nothing worth it."""
+"""Least limit for bodies: with less, nothing worthwhile is batched."""
 DEFAULT_RESOURCES = Resources(500, None, Quantity(128 * 2**20), Quantity(512 * 2**20))
 
 
@@ -55,16 +55,17 @@ _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 
 
 def is_secret_name(text: str) -> bool:
-    """Whether a Secret can have that name: a DNS subdomain, as for most objects of Kubernetes."""
+    """Whether a Secret can have that name: a DNS subdomain, as for most Kubernetes objects."""
     return _NAME.fullmatch(text) is not None
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What holds for every sidecar of a cluster.
+    """Settings for every sidecar of a cluster.
 
-    ``public_key``: the operator's, 64 hex digits; ``None`` where it is not known. ``policy``: what sidecars tune
-    themselves to, where no operator does. ``user``: numeric, or ``None`` where the platform assigns one.
-    ``pull_secrets``: names of Secrets in the pods' namespaces that the image is pulled with, beside the pods' own.
+    ``public_key``: the operator's, 64 hex digits; ``None`` where it is not known. ``policy``: the policy with which
+    sidecars tune themselves, without an operator. ``user``: numeric, or ``None`` where the platform assigns one.
+    ``pull_secrets``: names of Secrets in the pods' namespaces that the image is pulled with, in addition to the pods'
+    own.
     """
 
     image: str
@@ -80,10 +81,10 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class Inject(NamedTuple):
-    """A sidecar, and in front of what.
+    """A sidecar, and the container and port that it serves.
 
-    ``container``: the model's. ``port``: the one that it serves on, and ``declared`` its index in the container's
-    ``ports`` or ``None``. The rest is the sidecar's: ``max_body`` is the limit of a body that is batched.
+    ``container``: the model's. ``port``: the model's port, and ``declared`` its index in the container's ``ports`` or
+    ``None``. The other fields are the sidecar's: ``max_body`` is the limit of a body that is batched.
     """
 
     target: Target | None
@@ -96,16 +97,16 @@ class Inject(NamedTuple):
     max_body: Quantity
     notes: tuple[Note, ...] = ()
     capture: bool = False
-    """Whether the pod's kernel leads the model's port to the sidecar."""
+    """Whether the pod's kernel redirects the model's port to the sidecar."""
 
 
 def decide(
     pod: Json, target: Target | None, settings: Settings, *, asked: bool = False, around: Surroundings = UNKNOWN
 ) -> Inject | Skip:
-    """Decide on a pod, or a pod template, as it was admitted.
+    """Decide on a pod, or a pod template, at admission.
 
-    ``target``: the workload that it belongs to. ``asked``: somebody asked for it by hand; only a template that forbids
-    it is left alone. ``around``: what its namespace says.
+    ``target``: the workload that it belongs to. ``asked``: a user asked for it by command; only a template that forbids
+    it is left unchanged. ``around``: the namespace's annotations and limits.
     """
     try:
         _check_wanted(pod, asked=asked)
@@ -121,7 +122,7 @@ def decide(
 
 
 def _check_wanted(pod: Json, *, asked: bool) -> None:
-    """Check that one is wanted, and is not there already."""
+    """Check that a sidecar is wanted, and not there already."""
     spec = pod["spec"]
     written = annotations_of(pod)
     wanted = written.get(names.INJECT)
@@ -136,7 +137,7 @@ def _check_wanted(pod: Json, *, asked: bool) -> None:
 
 
 def _check_possible(spec: Json, data: int, admin: int) -> None:
-    """Check that one can be in the pod at all."""
+    """Check that the pod can have one at all."""
     if spec.get("hostNetwork"):
         raise Skipped(Reason.HOST_NETWORK, "the pod uses the node's network: set hostNetwork: false")
     if not _may_be_on_linux(spec):
@@ -156,7 +157,7 @@ def _check_possible(spec: Json, data: int, admin: int) -> None:
 
 
 def _check_tuned(target: Target | None, settings: Settings) -> None:
-    """Check that somebody would tune it."""
+    """Check that something would tune it."""
     if settings.policy is not None:
         return
     if target is None:
@@ -181,26 +182,26 @@ def _in_front(
     admin: int,
     around: Surroundings,
 ) -> Inject:
-    """Choose what it stands in front of, and how large it is."""
+    """Choose the container and port, and the sidecar's size."""
     spec, written = pod["spec"], annotations_of(pod)
-    # 1. In front of what
+    # 1. The container and port
     model = model_container(spec, written.get(names.CONTAINER), written.get(DEFAULT_CONTAINER))
     port, declared = model_port(model, written.get(names.PORT))
     if port in {data, admin}:
         _taken(port, "the model serves on", data)
     if (why := other_protocol(model, port, declared)) is not None:
         raise Skipped(Reason.NOT_HTTP, f"port {port} of {model['name']} {why}: name one for HTTP/1.1 with {names.PORT}")
-    # 2. How large: a Guaranteed pod stays one
+    # 2. The size: a Guaranteed pod stays Guaranteed
     notes: list[Note] = []
     wanted = of_sidecar(of_pod, settings.resources)
     if is_guaranteed(spec):
         notes.append(Note.GUARANTEED_KEPT)
         wanted = wanted.guaranteed()
     resources = fitted(spec, wanted, around)
-    # Of storage nobody sets an amount that another would take the place of.
+    # Storage has no annotation that would override this amount.
     if resources._replace(storage=None) != wanted:
         notes.append(Note.RESOURCES_FITTED)
-    # 3. How large a body it batches
+    # 3. The largest body it batches
     held = Quantity(resources.memory // 2)
     max_body = Quantity(resources.memory // 8)
     if names.MAX_BODY in of_pod:
@@ -208,7 +209,7 @@ def _in_front(
         if max_body > held:
             text = f"{names.MAX_BODY} is {max_body}, more than half of the sidecar's memory, {held}: lower it"
             raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or raise {names.MEMORY}")
-    # 4. How callers get there
+    # 4. How callers reach it
     captured = capture.is_wanted(of_pod)
     if captured and (why_not := capture.hindrance(pod, model, port, declared, settings.user, around)) is not None:
         notes.append(why_not)
@@ -223,7 +224,7 @@ def _may_be_on_linux(spec: Json) -> bool:
         return False
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    # A node has to match one of the terms, and all expressions of that.
+    # A node has to match one of the terms, and all expressions of that term.
     terms = [
         [
             Requirement(each["key"], each["operator"], each.get("values") or [])
@@ -251,7 +252,7 @@ def _ports(of_pod: Mapping[str, str], settings: Settings) -> tuple[int, int]:
     for name, default in ((names.DATA_PORT, settings.data_port), (names.ADMIN_PORT, settings.admin_port)):
         text = of_pod.get(name, str(default))
         number = port_number(text)
-        # Ports below need a privilege that the sidecar does not have.
+        # Lower ports need a privilege that the sidecar does not have.
         if number is None or not 1024 <= number <= 65535:
             raise Skipped(Reason.BAD_ANNOTATION, f"{name} is {text!r}: write a number from 1024 to 65535")
         found.append(number)
@@ -269,6 +270,6 @@ def annotations_of(thing: Json) -> dict[str, str]:
 
 
 def target_of(pod: Json, namespace: str) -> Target | None:
-    """Return the workload that a pod belongs to, if it is one that a policy can name."""
+    """Return the workload that a pod belongs to, if a policy can name it."""
     of = registry.owner(pod)
     return None if of is None else Target(namespace, *of)

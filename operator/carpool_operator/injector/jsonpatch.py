@@ -1,4 +1,4 @@
-"""The difference of two JSON documents, as RFC 6902 has it."""
+"""The difference of two JSON documents, as an RFC 6902 patch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def diff(old: Any, new: Any, path: str = "") -> Iterator[dict[str, Any]]:  # noqa: ANN401 - any JSON
-    """Yield the operations that make one document of the other, to be applied in order.
+    """Yield the operations that turn one document into the other, to be applied in order.
 
-    Lists are compared by position: what is inserted before others replaces them all.
+    Lists are compared by position: an insertion before other items replaces them all.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old.keys() - new.keys():
@@ -24,7 +24,7 @@ def diff(old: Any, new: Any, path: str = "") -> Iterator[dict[str, Any]]:  # noq
     elif isinstance(old, list) and isinstance(new, list):
         for index, (one, other) in enumerate(zip(old, new, strict=False)):
             yield from diff(one, other, f"{path}/{index}")
-        # From the end, so that the indices before stay what they were.
+        # From the end, so that earlier indices stay valid.
         for index in range(len(old) - 1, len(new) - 1, -1):
             yield {"op": "remove", "path": f"{path}/{index}"}
         for value in new[len(old) :]:

@@ -1,7 +1,7 @@
-"""Service meshes beside a sidecar: which of the pod's ports they take, and what they made of its probes.
+"""Service meshes beside a sidecar: which of the pod's ports they capture, and how they changed its probes.
 
-The admin port stays out of the mesh: the kubelet, the operator and Prometheus call it, and none of them has to be in
-the mesh. The data port is treated as the model's port was.
+The admin port stays out of the mesh: the kubelet, the operator and Prometheus call it, and may be outside the mesh. The
+data port is treated as the model's port was.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ISTIO, LINKERD = "istio", "linkerd"
 class _Mesh(NamedTuple):
     """``excluded``: annotation with the ports that are not captured; ``follows``: those with ports to be treated alike.
 
-    ``proxy``: its container. ``ways``: of getting into it. Each is a list of labels and annotations, of pods and of
-    Namespaces, with the values by which a pod is in it, or will be; any value where none is listed. The first that is
-    set decides: a pod can opt out of its Namespace's. ``setup``: the init container that captures, and the flag by
-    which it was told the same, where the mesh was there before.
+    ``proxy``: its container. ``ways``: ways to join it. Each is a list of labels and annotations, of pods and of
+    Namespaces, with the values by which a pod is or will be in the mesh; any value where none is listed. The first that
+    is set decides: a pod can opt out of its Namespace's. ``setup``: the init container that captures, and the flag with
+    its excluded ports, for a mesh injected earlier.
     """
 
     name: str
@@ -44,7 +44,7 @@ MESHES = (
         ISTIO,
         "istio-proxy",
         (
-            # pkg/kube/inject/inject.go: a boolean as YAML has it; of a pod the label comes before the annotation.
+            # pkg/kube/inject/inject.go: a YAML boolean; for pods, the label comes before the annotation.
             {
                 "sidecar.istio.io/inject": frozenset({"true", "yes", "y", "on"}),
                 "istio-injection": frozenset({"enabled"}),
@@ -68,7 +68,7 @@ MESHES = (
         ("--inbound-ports-to-ignore",),
         of_namespace=True,
     ),
-    # These two let the kubelet ask on ports of their own, for the probes of a pod's containers; of native sidecars not.
+    # With these two the kubelet probes a pod's containers on separate ports; not native sidecars.
     _Mesh(
         "kuma",
         "kuma-sidecar",
@@ -92,7 +92,7 @@ MESHES = (
 )
 
 PROXIES = frozenset(mesh.proxy for mesh in MESHES)
-"""Containers of meshes."""
+"""The meshes' containers."""
 
 _PROBERS = "ISTIO_KUBE_APP_PROBERS"
 
@@ -100,9 +100,9 @@ _PROBERS = "ISTIO_KUBE_APP_PROBERS"
 def annotated(
     written: Mapping[str, str], of_namespace: Mapping[str, str], model: int, data: int, admin: int
 ) -> dict[str, str]:
-    """Return a pod's annotations with the sidecar's ports in those that meshes read.
+    """Return a pod's annotations, with the sidecar's ports added to those that meshes read.
 
-    Linkerd's annotation on a pod replaces the one on its namespace, so ours begins with that.
+    Linkerd's annotation on a pod replaces the one on its namespace, so ours starts with the namespace's value.
     """
     changed = dict(written)
     for mesh in MESHES:
@@ -127,13 +127,13 @@ def meshes_of(pod: Json, labels: Mapping[str, str], of_namespace: Mapping[str, s
 
 
 def _leads_in(way: Mapping[str, frozenset[str]], said: Mapping[str, str]) -> bool:
-    """Whether the first label or annotation that is set says yes; an empty one leaves it to the next."""
+    """Whether the first label or annotation that is set says yes; an empty one is skipped."""
     decisive = next((name for name in way if said.get(name)), None)
     return decisive is not None and (not way[decisive] or said[decisive].lower() in way[decisive])
 
 
 def exclude(spec: Json, admin: int) -> None:
-    """Take the admin port out of what a mesh captures that was injected before."""
+    """Exclude the admin port from the capture of a mesh that was injected before."""
     for container in spec.get("initContainers") or []:
         for mesh in MESHES:
             arguments = container.get("args") or []
@@ -148,7 +148,7 @@ def exclude(spec: Json, admin: int) -> None:
 
 
 def original_probe(spec: Json, container: str, handler: Json) -> Json:
-    """Return what a probe asked before Istio had its agent ask in the kubelet's place; the same where it didn't."""
+    """Return the kubelet's probe as it was before Istio redirected it to its agent; the same probe if it didn't."""
     path = handler.get("path", "")
     if not path.startswith(f"/app-health/{container}/"):
         return handler

@@ -1,4 +1,4 @@
-"""The sidecar in a pod: a pure function of the pod and the decision."""
+"""Adds the sidecar to a pod: a pure function of the pod and the decision."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from carpool_operator.injector.room import Surroundings
 
 CHANGES = "/etc/carpool/change"
-"""Where the operator's durable word is mounted in the sidecar."""
+"""Mount path of the operator's signed change in the sidecar."""
 
 CONFIG = "CARPOOL_CONFIG"
-"""The variable that has a sidecar's configuration."""
+"""The environment variable with a sidecar's configuration."""
 
 FOR_EVER = Duration(30 * 86400.0)
-"""A probe may bear failures for centuries, and no duration is written so."""
+"""Never fails: a failure threshold of centuries, because probes have no value for infinity."""
 
 ASK_TIMEOUT = 5
-"""Seconds for which a sidecar waits for the model's answer to its own requests, by default."""
+"""Default timeout in seconds of the sidecar's own requests to the model."""
 
 LAME = 5
-"""Seconds that a sidecar goes on accepting, unready, while load balancers catch up."""
+"""Seconds that a sidecar still accepts requests while unready, until load balancers notice."""
 TO_END = 5
-"""Seconds that the model has for its own end, when the drain took all the time it may."""
+"""Seconds that the model has to shut down after the longest drain."""
 MIN_GRACE = 20
-"""LAME, 10 s to finish in, TO_END."""
+"""LAME, 10 s to finish requests, TO_END."""
 
 DRAIN_HEADER = "x-carpool-drain"
 
@@ -48,19 +48,19 @@ DRAIN_HEADER = "x-carpool-drain"
 def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, around: Surroundings = UNKNOWN) -> Json:
     """Return the pod, or pod template, with its sidecar.
 
-    ``drain_key``: secret of this pod alone, that the kubelet's preStop call shows.
+    ``drain_key``: this pod's secret, sent by the kubelet's preStop call.
     """
     pod = copy.deepcopy(given)
     spec = pod["spec"]
     model = next(each for each in spec["containers"] if each["name"] == inject.container)
     notes = list(inject.notes)
     asks = _asks(spec, model, inject)
-    # 1. Who calls the model's port by name, or from outside the pod, gets the sidecar; of a captured one, everybody
+    # 1. Callers of the model's port by name, or from outside the pod, reach the sidecar; with capture, all callers do
     if not inject.capture:
         name = None if inject.declared is None else _hand_over(model, inject.declared, inject.data_port)
         if name is None:
             notes.append(Note.PORT_UNNAMED)
-        # 2. The kubelet calls the model itself
+        # 2. The kubelet calls the model directly
         for _, handler in handlers(model):
             if handler["port"] == name:
                 handler["port"] = inject.port
@@ -71,7 +71,7 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
     if grace < MIN_GRACE:
         notes.append(Note.GRACE_RAISED)
         grace = spec["terminationGracePeriodSeconds"] = MIN_GRACE
-    # 4. The sidecar, last: it starts after what initializes the pod, and costs that no resources
+    # 4. The sidecar comes last: it starts after the init containers, and adds nothing to their resources
     config = sidecar_config(inject, settings, drain_key, asks=asks, limit=grace - TO_END)
     sidecar = _container(inject, settings, config)
     if spec.get("resources"):
@@ -88,7 +88,7 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
     if inject.target is not None:
         change = {"name": names.change_name(inject.target.kind, inject.target.name), "optional": True}
         spec["volumes"] = [*(spec.get("volumes") or []), {"name": VOLUME, "configMap": change}]
-    # 5. What is to be known of it
+    # 5. Labels and annotations
     _describe(pod, inject, around)
     status = {
         "version": settings.version,
@@ -105,7 +105,7 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
 
 
 def _let_drain(model: Json, admin_port: int, drain_key: str) -> bool:
-    """Let the model's end wait for the sidecar's drain; returns whether it does, as no hook of its own is there."""
+    """Delay the model's shutdown until the sidecar has drained; returns False if the model has a hook of its own."""
     lifecycle = model["lifecycle"] = model.get("lifecycle") or {}
     if lifecycle.get("preStop"):
         return False
@@ -115,7 +115,7 @@ def _let_drain(model: Json, admin_port: int, drain_key: str) -> bool:
 
 
 def _let_pull(spec: Json, secrets: tuple[str, ...]) -> None:
-    """Name the secrets that the sidecar's image is pulled with, where the pod doesn't."""
+    """Add the secrets for pulling the sidecar's image, where the pod lacks them."""
     own = spec.get("imagePullSecrets") or []
     more = [{"name": name} for name in dict.fromkeys(secrets) if {"name": name} not in own]
     if more:
@@ -123,11 +123,11 @@ def _let_pull(spec: Json, secrets: tuple[str, ...]) -> None:
 
 
 def _describe(pod: Json, inject: Inject, around: Surroundings) -> None:
-    """Write labels and annotations by which operators, meshes and kubectl find what they look for."""
+    """Write labels and annotations for operators, meshes and kubectl."""
     metadata = pod["metadata"] = pod.get("metadata") or {}
     added = {}
     if inject.target is not None:
-        # For the operator to find it by; one that tunes itself is none of the operator's.
+        # The operator finds the pod by it; a sidecar that tunes itself has none.
         metadata["labels"] = {**(metadata.get("labels") or {}), names.INJECTED: "true"}
         added[names.TARGET] = f"{inject.target.kind}/{inject.target.name}"
     written = annotated(annotations_of(pod), around.annotations, inject.port, inject.data_port, inject.admin_port)
@@ -137,9 +137,9 @@ def _describe(pod: Json, inject: Inject, around: Surroundings) -> None:
 
 
 def unpatch(pod: Json) -> Json | None:
-    """Return the pod, or pod template, as it was before its sidecar; ``None`` where it has none of ``patch``'s.
+    """Return the pod, or pod template, as it was before its sidecar; ``None`` if ``patch`` added none.
 
-    Raises ``ValueError`` where it has changed so much since that nobody can say.
+    Raises ``ValueError`` if it has changed too much since to be restored.
     """
     written = annotations_of(pod).get(names.STATUS)
     if written is None:
@@ -154,24 +154,24 @@ def unpatch(pod: Json) -> Json | None:
 
 
 def skipped(pod: Json, why: str) -> Json:
-    """Return the pod with the annotation that says why it has no sidecar."""
+    """Return the pod with the annotation that gives the reason why it has no sidecar."""
     pod = copy.deepcopy(pod)
     pod["metadata"]["annotations"] = {**annotations_of(pod), names.SKIPPED: why}
     return pod
 
 
 def sidecar_config(inject: Inject, settings: Settings, drain_key: str, *, asks: Json, limit: int) -> Json:
-    """Return a sidecar's configuration, as its file has it.
+    """Return a sidecar's configuration, in the format of its file.
 
-    ``asks``: how it asks whether the model can serve; ``limit``: seconds that a drain may take. Under an operator it
-    promises nothing and passes all through until a document comes.
+    ``asks``: how it checks whether the model can serve; ``limit``: longest drain in seconds. Under an operator it has
+    no SLO and passes everything through until a document arrives.
     """
-    # Half of the memory for bodies; the rest is the process and its tuner.
+    # Half of the memory is for bodies; the rest for the process and its tuner.
     held = Quantity(inject.resources.memory // 2)
-    # By either family: uvicorn with --host :: listens on IPv6 alone, as on a cluster that has nothing else.
+    # For both families: uvicorn with --host :: listens on IPv6 alone, as needed on a cluster with IPv6 only.
     upstream: Json = {"url": f"http://localhost:{inject.port}", "maxConnections": 4096, **asks}
     config: Json = {
-        # Of IPv4 and of IPv6: a pod may have either, or both.
+        # IPv4 and IPv6: a pod may have either, or both.
         "listen": f"*:{inject.data_port}",
         "admin": f"*:{inject.admin_port}",
         "upstream": upstream,
@@ -185,7 +185,7 @@ def sidecar_config(inject: Inject, settings: Settings, drain_key: str, *, asks: 
     }
     if settings.policy is not None:
         return {**config, "policy": to_plain(settings.policy)}
-    # As slow as it likes: the model's own limits hold, as they did without a sidecar.
+    # No timeout: the model's own limits apply, as without a sidecar.
     upstream["timeout"] = "1h"
     return {
         **config,
@@ -201,27 +201,28 @@ def sidecar_config(inject: Inject, settings: Settings, drain_key: str, *, asks: 
 
 
 def _hand_over(model: Json, declared: int, data_port: int) -> str | None:
-    """Let the port's declaration lead to the sidecar; return its name, which the model's own probes lose.
+    """Point the port's declaration to the sidecar; return its name, which the model's own probes can't use any more.
 
-    The declaration stays in the model's container, where everyone looks for it, with the sidecar's number: ports of a
-    container are information, the pod's network is one. Services don't find the named ports of native sidecars before
-    Kubernetes 1.33, nor does some of what reads pods since.
+    The declaration stays in the model's container, where everyone looks for it, with the sidecar's number: a
+    container's ports are only information, because a pod has one network. Before Kubernetes 1.33 Services don't find
+    named ports of native sidecars, and some programs that read pods still don't.
     """
     port = model["ports"][declared]
     number = port["containerPort"]
     port["containerPort"] = data_port
-    # A host port goes along: who calls the node's port is a caller like any other.
+    # A host port moves, too: callers of the node's port are callers like any other.
     model["ports"].append({"containerPort": number, "protocol": "TCP"})
     name: str | None = port.get("name")
     return name
 
 
 def _asks(spec: Json, model: Json, inject: Inject) -> Json:
-    """Return how a sidecar asks whether the model can serve, as ``upstream`` has it: as its own probe asks.
+    """Return how the sidecar checks whether the model can serve, for ``upstream``: as the model's own probe does.
 
-    What that tolerates for seconds, such as a model that loads another version, would take all replicas out at once.
-    With an answer that takes longer than a sidecar waits, the pod would never be ready: SGLang's ``/health_generate``
-    generates. One at a time, probes with a period of 10 s and a timeout of 20 s fail for the third time after 60 s.
+    Without that probe's tolerance, seconds of failure, such as loading another version, would take all replicas out at
+    once. If the answer takes longer than a sidecar waits, the pod would never be ready: SGLang's ``/health_generate``
+    generates tokens. Run one at a time, probes with a period of 10 s and a timeout of 20 s fail for the third time
+    after 60 s.
     """
     probe = model.get("readinessProbe")
     if not probe:
@@ -236,13 +237,13 @@ def _asks(spec: Json, model: Json, inject: Inject) -> Json:
 
 
 def _readiness_path(spec: Json, probe: Json, model: Json, inject: Inject) -> str | None:
-    """Return the path by which the model's own probe asks, where a plain GET is all it does."""
+    """Return the path of the model's own probe, if it is a plain GET."""
     handler = original_probe(spec, inject.container, probe.get("httpGet") or {})
     name = None if inject.declared is None else model["ports"][inject.declared].get("name")
     plain = handler.get("port") in {inject.port, name} and not handler.get("host") and not handler.get("httpHeaders")
     if not handler or not plain:
         return None
-    # As the kubelet asks: with a slash before it, without a fragment, and with what no URL may have escaped.
+    # Same as the kubelet: with a leading slash, without a fragment, with invalid characters escaped.
     path, _, _ = str(handler.get("path") or "").removeprefix("/").partition("#")
     return "/" + quote(path, safe="%/?:@!$&'()*+,;=-._~[]")
 
@@ -262,13 +263,13 @@ def _container(inject: Inject, settings: Settings, config: Json) -> Json:
         "image": settings.image,
         "restartPolicy": "Always",
         "args": ["--config-env", CONFIG],
-        # The kubelet expands $(NAME) in values; $$ stands for $.
+        # The kubelet expands $(NAME) in values; $$ is a literal $.
         "env": [{"name": CONFIG, "value": json.dumps(config).replace("$", "$$")}],
         "ports": [{"name": "carpool-admin", "containerPort": inject.admin_port, "protocol": "TCP"}],
-        # No startupProbe: the model's containers would wait for it, and it may need one of them, of a mesh that asks
-        # in the kubelet's place.
+        # No startupProbe: the model's containers would wait for it. It may need one of them: the container of a mesh
+        # that answers probes for the kubelet.
         "readinessProbe": _probe("/readyz", inject.admin_port, period=2, timeout=5, failures=2),
-        # A minute: restarting a proxy that was paused with its node loses what it holds.
+        # A minute: restarting a proxy that was paused with its node loses the requests that it holds.
         "livenessProbe": _probe("/livez", inject.admin_port, period=10, timeout=5, failures=6),
         "resources": inject.resources.written(),
         "securityContext": security,
@@ -281,7 +282,7 @@ def _container(inject: Inject, settings: Settings, config: Json) -> Json:
 
 
 def _apparmor(spec: Json) -> Json:
-    """Return the runtime's own profile where the pod's was written for the model, and may forbid all else."""
+    """Return the runtime's own profile if the pod's was written for the model, and may forbid everything else."""
     profile = (spec.get("securityContext") or {}).get("appArmorProfile") or {}
     return {"appArmorProfile": {"type": "RuntimeDefault"}} if profile.get("type") == "Localhost" else {}
 

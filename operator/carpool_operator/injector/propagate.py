@@ -1,4 +1,4 @@
-"""A workload's annotation in its pod template: put there at admission, and taken out again with it."""
+"""Copies a workload's annotation to its pod template at admission, and removes it again with it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def asks(workload: Json) -> bool:
-    """Whether a workload's own annotations ask for a sidecar; their values are the operator's to judge.
+    """Whether a workload's own annotations ask for a sidecar; the operator checks their values.
 
-    By presence alone: putting a typo right rolls no pods.
+    Only presence matters: fixing a typo rolls no pods.
     """
     return names.asks(annotations_of(workload))
 
 
 def propagate(kind: Kind, workload: Json) -> Json:
-    """Return the workload as it should be: the same object where nothing is to be done.
+    """Return the workload as it should be: the same object if nothing changes.
 
-    What a person wrote in the template stays; only the value put there at admission is taken out.
+    Users' annotations in the template stay; only the value added at admission is removed.
     """
     path = kind.template(workload)
     if path is None or not kind.annotating:
@@ -48,7 +48,7 @@ def propagate(kind: Kind, workload: Json) -> Json:
 
 
 def _put(thing: Json, path: tuple[str, ...], value: Json) -> None:
-    """Put a value at a path, and what it lies in, too, where that is missing or null."""
+    """Set a value at a path, and create missing or null parents."""
     *steps, last = path
     for step in steps:
         thing[step] = thing.get(step) or {}

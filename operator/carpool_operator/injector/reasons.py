@@ -1,4 +1,4 @@
-"""Why a pod got no sidecar, and what was done to one that got it: codes, their causes and their fixes."""
+"""Codes, causes and fixes: why a pod got no sidecar, and notes on pods that got one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Reason(StrEnum):
 
 
 class Note(StrEnum):
-    """What is to be known of a pod that got one."""
+    """A note on a pod that got a sidecar."""
 
     PRE_STOP_KEPT = "PreStopKept"
     GRACE_RAISED = "GraceRaised"
@@ -44,7 +44,7 @@ class Note(StrEnum):
 
 
 class Page(NamedTuple):
-    """What the documentation says of a code."""
+    """A code's text in the documentation."""
 
     cause: str
     fix: str
@@ -171,11 +171,11 @@ NOTES = {
 
 
 LONGEST_MESSAGE = 1000
-"""Characters. A message quotes annotations, which may have 256 KiB, and becomes one."""
+"""Most characters. A message quotes annotations, which may have 256 KiB, and is stored in one."""
 
 
 class Skipped(Exception):  # noqa: N818 - control flow of a decision, no error
-    """A sidecar can't be here."""
+    """The pod can't have a sidecar."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -184,7 +184,7 @@ class Skipped(Exception):  # noqa: N818 - control flow of a decision, no error
 
 
 class Skip(NamedTuple):
-    """No sidecar, and why: the message names what was found and the fix."""
+    """No sidecar, and why: the message has the finding and the fix."""
 
     reason: Reason
     message: str
@@ -193,6 +193,6 @@ class Skip(NamedTuple):
         return f"{self.reason}: {self.message}"
 
     @property
-    def told(self) -> bool:
-        """Whether the pod is told: one that asked for a sidecar and gets none."""
+    def is_annotated(self) -> bool:
+        """Whether the pod is annotated: one that asked for a sidecar and gets none."""
         return self.reason not in {Reason.NOT_OPTED_IN, Reason.DISABLED, Reason.ALREADY_INJECTED}

@@ -1,4 +1,4 @@
-"""What a sidecar may use, and what a pod does: CPU in thousandths of a core, memory and storage in bytes."""
+"""Resources of sidecars and pods: CPU in thousandths of a core, memory and storage in bytes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 MIN_CPU, MIN_MEMORY = 50, Quantity(128 * 2**20)
-"""Less is no room for the process, its tuner and one request."""
+"""With less there is no room for the process, its tuner and one request."""
 
 STORAGE = Quantity(64 * 2**20)
-"""Ephemeral storage, where it has to be named: for logs. The kubelet keeps five files of 10 MiB of them.
+"""Ephemeral storage, if it has to be set: for logs. The kubelet keeps five files of 10 MiB of them.
 
 A sidecar writes nothing else: its root file system is read-only, bodies stay in memory, its volume is a ConfigMap.
 """
 
 OF_CLASS = ("cpu", "memory")
-"""What decides on a pod's quality of service, and what a quota demands of every container."""
+"""Resources that determine a pod's quality of service, and that a quota may require of every container."""
 
 _CPU = re.compile(r"[0-9]{1,6}m?|[0-9]{1,3}\.[0-9]{1,3}")
-# As many digits as anybody has of anything: to read an exponent of seven would take this thread 8 s.
+# Bounded digits: parsing an exponent of seven digits would take this thread 8 s.
 _QUANTITY = re.compile(
     r"([+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40}))(?:([eE][+-]?[0-9]{1,2})|([KMGTPE]i|[numkMGTPE]))?"
 )
@@ -39,7 +39,7 @@ _UNITS = {
 
 
 class Amounts(NamedTuple):
-    """Of one resource; ``limit`` is ``None`` where there is none."""
+    """Amounts of one resource; ``limit`` is ``None`` where there is none."""
 
     request: int
     limit: int | None
@@ -51,9 +51,9 @@ class Amounts(NamedTuple):
 
 
 class Resources(NamedTuple):
-    """A sidecar's. ``cpu`` and ``cpu_limit`` in thousandths of a core, ``None`` where there is no limit.
+    """A sidecar's resources. ``cpu`` and ``cpu_limit`` in thousandths of a core, ``None`` where there is no limit.
 
-    ``storage``: ephemeral storage, bytes; ``None`` where it is not named.
+    ``storage``: ephemeral storage, bytes; ``None`` where it is not set.
     """
 
     cpu: int
@@ -63,7 +63,7 @@ class Resources(NamedTuple):
     storage: Amounts | None = None
 
     def named(self) -> dict[str, Amounts]:
-        """Return what is asked for, by resource."""
+        """Return the amounts that are set, by resource."""
         found = {"cpu": Amounts(self.cpu, self.cpu_limit), "memory": Amounts(self.memory_request, self.memory)}
         return found if self.storage is None else {**found, "ephemeral-storage": self.storage}
 
@@ -76,7 +76,7 @@ class Resources(NamedTuple):
         return self._replace(storage=amounts)
 
     def written(self) -> dict[str, dict[str, str]]:
-        """Return ``resources`` of the container."""
+        """Return ``resources`` of the container, in the API's format."""
         named = self.named()
         return {
             "requests": {name: amount_text(each.request, name) for name, each in named.items()},
@@ -89,19 +89,19 @@ class Resources(NamedTuple):
 
 
 def cpu_text(milli: int) -> str:
-    """Write thousandths of a core as Kubernetes does: ``500m``, ``2``."""
+    """Format thousandths of a core as Kubernetes does: ``500m``, ``2``."""
     return f"{milli}m" if milli % 1000 else str(milli // 1000)
 
 
 def parse_cpu(name: str, text: str) -> int:
-    """Read an annotation's CPU, thousandths of a core. Raises ``Skipped``."""
+    """Parse an annotation's CPU, in thousandths of a core. Raises ``Skipped``."""
     if not _CPU.fullmatch(text) or not float(text.rstrip("m")):
         raise Skipped(Reason.BAD_ANNOTATION, f"{name} is {text!r}: write e.g. 500m or 2")
     return int(text[:-1]) if text.endswith("m") else round(float(text) * 1000)
 
 
 def parse_memory(name: str, text: str, least: Quantity) -> Quantity:
-    """Read an annotation's size. Raises ``Skipped``."""
+    """Parse an annotation's size. Raises ``Skipped``."""
     try:
         memory = Quantity.parse(text)
     except ValueError as error:
@@ -112,7 +112,7 @@ def parse_memory(name: str, text: str, least: Quantity) -> Quantity:
 
 
 def of_sidecar(written: Mapping[str, str], default: Resources) -> Resources:
-    """Return what annotations give a sidecar: the pod's own, with its namespace's behind them. Raises ``Skipped``."""
+    """Return a sidecar's resources from annotations: the pod's own, then its namespace's. Raises ``Skipped``."""
     cpu, limit = default.cpu, default.cpu_limit
     if names.CPU in written:
         cpu = parse_cpu(names.CPU, written[names.CPU])
@@ -130,7 +130,7 @@ def of_sidecar(written: Mapping[str, str], default: Resources) -> Resources:
         if request > memory:
             text = f"{names.MEMORY_REQUEST} is {request}, more than the limit, {memory}: lower it"
             raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or raise {names.MEMORY}")
-    # A default for the limit yields to a request that a person wrote.
+    # A default limit yields to a user's request.
     return Resources(cpu, None if limit is None else max(limit, cpu), request, memory)
 
 
@@ -138,7 +138,7 @@ def of_sidecar(written: Mapping[str, str], default: Resources) -> Resources:
 
 
 def amount(text: str | float, resource: str) -> int:
-    """Read a quantity as the API server has it: thousandths of a core, or bytes; a part counts as one.
+    """Parse a quantity as the API server does: thousandths of a core, or bytes; fractions are rounded up.
 
     Raises ``ValueError``.
     """
@@ -151,12 +151,12 @@ def amount(text: str | float, resource: str) -> int:
 
 
 def amount_text(value: int, resource: str) -> str:
-    """Write an amount."""
+    """Format an amount."""
     return cpu_text(value) if resource == "cpu" else str(Quantity(value))
 
 
 def of_container(container: Mapping[str, Any], kind: str, resource: str) -> int | None:
-    """Return a container's request or limit: ``None`` where it does not say. Requests default to limits."""
+    """Return a container's request or limit: ``None`` where it is not set. Requests default to limits."""
     resources = container.get("resources") or {}
     found = (resources.get(kind) or {}).get(resource)
     if found is None and kind == "requests":
@@ -165,7 +165,7 @@ def of_container(container: Mapping[str, Any], kind: str, resource: str) -> int 
 
 
 def total(spec: Mapping[str, Any], kind: str, resource: str) -> int:
-    """Return what a pod requests, or is limited to, as schedulers and quotas count it.
+    """Return what a pod requests, or its limit, as schedulers and quotas count it.
 
     Containers run together with the native sidecars; an init container runs with the native sidecars before it.
     """
@@ -186,7 +186,7 @@ def total(spec: Mapping[str, Any], kind: str, resource: str) -> int:
 
 
 def is_guaranteed(spec: Mapping[str, Any]) -> bool:
-    """Whether a pod's quality of service is Guaranteed: requests are limits, the pod's own or all containers'."""
+    """Whether a pod's quality of service is Guaranteed: requests equal limits, of the pod or of all containers."""
     of_pod = spec.get("resources") or {}
     everyone = [of_pod] if _speaks(of_pod) else [each.get("resources") or {} for each in _everyone(spec)]
     for resources in everyone:
@@ -198,14 +198,14 @@ def is_guaranteed(spec: Mapping[str, Any]) -> bool:
 
 
 def _named(amounts: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the amounts that say something: a null is one that somebody's template took out."""
+    """Return the amounts that are set: a template may contain null for a removed one."""
     return {name: value for name, value in (amounts or {}).items() if value is not None}
 
 
 def raised(of_pod: Mapping[str, Any], sidecar: Resources) -> dict[str, Any]:
-    """Return the pod-level ``resources`` with the sidecar's share in them; what they do not name they do not name then.
+    """Return the pod-level ``resources`` with the sidecar's share added; resources that are not named there stay so.
 
-    Under a CPU limit of the pod, a sidecar without one of its own counts with its request.
+    Under a CPU limit of the pod, a sidecar without its own limit counts with its request.
     """
     changed = dict(of_pod)
     for kind in ("requests", "limits"):
@@ -221,7 +221,7 @@ def raised(of_pod: Mapping[str, Any], sidecar: Resources) -> dict[str, Any]:
 
 
 def with_sidecar(spec: Mapping[str, Any], sidecar: Resources) -> dict[str, Any]:
-    """Return so much of the pod, with its sidecar, as ``total`` looks at."""
+    """Return the parts of the pod, with its sidecar, that ``total`` reads."""
     container = {"restartPolicy": "Always", "resources": sidecar.written()}
     changed = {**spec, "initContainers": [*(spec.get("initContainers") or []), container]}
     if spec.get("resources"):

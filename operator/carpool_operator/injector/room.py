@@ -1,7 +1,7 @@
-"""Room for a sidecar: what the LimitRanges and ResourceQuotas of a namespace leave to one more container.
+"""Room for a sidecar: how much the LimitRanges and ResourceQuotas of a namespace allow for one more container.
 
-Admission of ours comes before theirs. A sidecar that they have no room for would have the whole pod refused, so it is
-fitted in, or left out.
+Our admission runs before theirs. A sidecar that exceeds them would make them reject the whole pod, so it is fitted in,
+or left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 DEMANDED = 2
-"""Where a quota demands a CPU limit: times the request. A container at its limit stops for tens of milliseconds."""
+"""CPU limit where a quota requires one, as a multiple of the request. A container at its limit stops for tens of
+milliseconds."""
 
 _LEAST = {"cpu": MIN_CPU, "memory": int(MIN_MEMORY), "ephemeral-storage": int(STORAGE)}
 _ANNOTATION = {
@@ -43,9 +44,9 @@ _ANNOTATION = {
 
 
 class Surroundings(NamedTuple):
-    """What is known of a namespace: its annotations, LimitRanges and ResourceQuotas, as the API server has them.
+    """A namespace's annotations, LimitRanges and ResourceQuotas, in the API server's format.
 
-    ``labels``: likewise; ``None`` where it could not be read.
+    ``labels``: its labels; ``None`` where it could not be read.
     """
 
     annotations: Mapping[str, str] = {}
@@ -55,31 +56,31 @@ class Surroundings(NamedTuple):
 
 
 UNKNOWN = Surroundings()
-"""Of a namespace that nobody reads, as without a cluster, and of one that has none of them."""
+"""A namespace that is not read, as without a cluster, or one that has none of them."""
 UNREAD = Surroundings(labels=None)
-"""Of one that could not be read."""
+"""A namespace that could not be read."""
 
 
 def fitted(spec: Mapping[str, Any], wanted: Resources, around: Surroundings) -> Resources:
-    """Return what of ``wanted`` a sidecar may have in this pod; the same where all of it fits.
+    """Return the part of ``wanted`` that a sidecar may have in this pod; the same if all of it fits.
 
-    Raises ``Skipped`` where there is too little room. The pod alone is not judged: it is admitted, or refused, as it
-    was before.
+    Raises ``Skipped`` where there is too little room. The pod's own resources are not checked: it is admitted, or
+    rejected, as before.
     """
     wanted = given = _with_storage(wanted, around)
     asked = wanted.named()
     quotas = [quota for quota in around.quotas if counts(quota, spec)]
-    # 1. A limit that somebody demands of every container
+    # 1. A limit that every container must have
     if given.cpu_limit is None and any("limits.cpu" in hard(quota) for quota in quotas):
         given = given._replace(cpu_limit=DEMANDED * given.cpu)
-    # 2. What a container may have
+    # 2. What a container may use
     for name, item in _items(around, "Container"):
         _check_devices(name, item)
         for resource, amounts in given.named().items():
             left = _in_container(amounts, item, resource)
             _enough(left, asked[resource], resource, f"LimitRange {name} leaves it")
             given = given.changed(resource, left)
-    # 3. What a pod may have
+    # 3. What a pod may use
     for name, item in _items(around, "Pod"):
         for resource, amounts in given.named().items():
             left = _in_pod(spec, given, amounts, item, resource)
@@ -87,7 +88,7 @@ def fitted(spec: Mapping[str, Any], wanted: Resources, around: Surroundings) -> 
             given = given.changed(resource, left)
             _check_ratio(spec, given, item, resource, name)
     _check_all(spec, given, around)
-    # 4. What the namespace may have
+    # 4. What the namespace may use
     for quota in quotas:
         _check_class(spec, quota)
         _check_quota(spec, given, quota)
@@ -95,9 +96,9 @@ def fitted(spec: Mapping[str, Any], wanted: Resources, around: Surroundings) -> 
 
 
 def _with_storage(given: Resources, around: Surroundings) -> Resources:
-    """Name ephemeral storage where a LimitRange would give the sidecar as much as it gives a model.
+    """Set ephemeral storage if a LimitRange would give the sidecar as much as a model gets.
 
-    A quota demands none: it counts what is named.
+    A quota does not require it: it counts what is set.
     """
     bounds = {
         bound
@@ -107,8 +108,8 @@ def _with_storage(given: Resources, around: Surroundings) -> Resources:
     }
     if not bounds:
         return given
-    # The kubelet limits a pod to the sum of the limits that are named: where the model has none, a sidecar's would be
-    # the model's. Defaults of requests and minimums set none.
+    # The kubelet limits a pod to the sum of the limits that are set: if the model has none, a sidecar's limit would
+    # apply to the model. Defaults of requests and minimums set no limit.
     limit = None if bounds <= {"defaultRequest", "min"} else STORAGE
     return given._replace(storage=Amounts(STORAGE, limit))
 
@@ -129,7 +130,7 @@ def _in_container(amounts: Amounts, item: Json, resource: str) -> Amounts:
     default, most, least = (_bound(item, name, resource) for name in ("default", "max", "min"))
     ratio = _ratio(item, resource)
     if limit is None and (default is not None or most is not None or ratio is not None):
-        # Without one the API server would write its default, which may be less than the request.
+        # Without one the API server would set its default, which may be less than the request.
         limit = max(request, default or 0, int(request * ratio) if ratio is not None else 0)
     if least is not None:
         request = max(request, least)
@@ -143,9 +144,9 @@ def _in_container(amounts: Amounts, item: Json, resource: str) -> Amounts:
 
 
 def _check_devices(name: str, item: Json) -> None:
-    """Look whether a sidecar, which asks for no device, would be given some, or refused for want of one.
+    """Check whether a sidecar, which asks for no device, would get some, or be rejected for lack of one.
 
-    A maximum without a default is the default.
+    A maximum without a default also sets the default.
     """
     given = {**(item.get("max") or {}), **(item.get("min") or {})}
     for kind in ("default", "defaultRequest"):
@@ -164,7 +165,7 @@ def _in_pod(spec: Mapping[str, Any], given: Resources, amounts: Amounts, item: J
     request, limit = amounts
     least, most = (_bound(item, name, resource) for name in ("min", "max"))
     sums = {kind: total(with_sidecar(spec, given), kind, resource) for kind in ("requests", "limits")}
-    # The sum of limits may be the sidecar's alone: that of a pod without any has no minimum.
+    # The sum of limits may be the sidecar's alone: without any limit, a pod has no minimum to meet.
     if least is not None and limit is not None:
         limit += max(0, least - sums["limits"])
     if most is not None:
@@ -174,7 +175,7 @@ def _in_pod(spec: Mapping[str, Any], given: Resources, amounts: Amounts, item: J
 
 
 def _check_all(spec: Mapping[str, Any], given: Resources, around: Surroundings) -> None:
-    """Look whether all LimitRanges allow what is left: one may demand more than another leaves."""
+    """Check whether all LimitRanges allow the result: one may require more than another leaves."""
     for resource, amounts in given.named().items():
         for name, item in (*_items(around, "Container"), *_items(around, "Pod")):
             is_pod = item["type"] == "Pod"
@@ -200,7 +201,7 @@ def _check_ratio(spec: Mapping[str, Any], given: Resources, item: Json, resource
 
 
 def _enough(left: Amounts, asked: Amounts, resource: str, why: str) -> None:
-    """Check that what is left is enough to run; a person may have asked for less."""
+    """Check that the remaining resources suffice to run; a user may have asked for less."""
     least = min(_LEAST[resource], asked.most)
     if left.most < least or left.request <= 0:
         raise Skipped(
@@ -211,7 +212,7 @@ def _enough(left: Amounts, asked: Amounts, resource: str, why: str) -> None:
 
 
 def _check_class(spec: Mapping[str, Any], quota: Json) -> None:
-    """Look whether a quota counts the pod only with its sidecar: it may be full, and demand what no container has."""
+    """Check whether a quota counts the pod only with its sidecar: it may be full, or require what no container has."""
     classes = {each["scopeName"] for each in _scopes(quota)}
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
     if "NotBestEffort" not in classes or any(_has_class(each) for each in (spec, *containers)):
@@ -234,7 +235,7 @@ def _check_class(spec: Mapping[str, Any], quota: Json) -> None:
 
 
 def _has_class(owner: Mapping[str, Any]) -> bool:
-    """Whether a pod is not BestEffort by what one of its containers, or itself, asks for."""
+    """Whether one of the pod's containers, or the pod itself, makes it more than BestEffort."""
     resources = owner.get("resources") or {}
     asked = [(resources.get(kind) or {}).get(name) for kind in ("requests", "limits") for name in OF_CLASS]
     return any(found is not None and amount(found, "cpu") > 0 for found in asked)
@@ -258,7 +259,7 @@ def _check_quota(spec: Mapping[str, Any], given: Resources, quota: Json) -> None
 
 
 def measured(limits: Json) -> Iterator[tuple[str, str, str]]:
-    """Yield what a quota limits of CPU, memory and storage: its key, requests or limits, and the resource."""
+    """Yield a quota's limits of CPU, memory and storage: the key, requests or limits, and the resource."""
     for key in limits:
         kind, _, resource = key.rpartition(".")
         if resource in {*OF_CLASS, "ephemeral-storage"} and kind in {"", "requests", "limits"}:
@@ -266,7 +267,7 @@ def measured(limits: Json) -> Iterator[tuple[str, str, str]]:
 
 
 def hard(quota: Json) -> Json:
-    """Return what a quota limits, and to how much."""
+    """Return the resources that a quota limits, and the limits."""
     found: Json = (quota.get("status") or {}).get("hard") or (quota.get("spec") or {}).get("hard") or {}
     return found
 
@@ -285,14 +286,14 @@ def counts(quota: Json, spec: Mapping[str, Any]) -> bool:
 
 
 def _scopes(quota: Json) -> list[Json]:
-    """Return the scopes that a pod has to be in to be counted."""
+    """Return the scopes that a pod has to match to be counted."""
     of_quota = quota.get("spec") or {}
     required: list[Json] = [{"scopeName": scope, "operator": "Exists"} for scope in of_quota.get("scopes") or []]
     return required + ((of_quota.get("scopeSelector") or {}).get("matchExpressions") or [])
 
 
 def _in_scope(scope: Json, priority: str, *, ends: bool) -> bool:
-    """Whether a pod is in a scope; in one that is not known here it is."""
+    """Whether a pod matches a scope; unknown scopes match."""
     values: list[str] = scope.get("values") or []
     match scope.get("scopeName"), scope.get("operator"):
         case "BestEffort", _:

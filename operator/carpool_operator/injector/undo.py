@@ -1,7 +1,7 @@
-"""What was changed in a pod, written so that it can be taken back: values by their place, list members by name.
+"""Reversible changes of a pod: values by their path, list members by name.
 
-A place holds for as long as its members have their names. What others add beside them later stays, and what they take
-out of it need not go.
+A path is valid while its members keep their names. Members that others add later stay, and members that others removed
+need not be there.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Change = dict[str, Any]
-"""``at``: the steps to a place. ``was``: what was there; without it nothing was. ``empty``: undone only if empty."""
+"""``at``: the path. ``was``: the previous value; missing if there was none. ``empty``: undone only if empty."""
 
 _DEPTH = 1
 """Levels of an added mapping in which others may have added something since, e.g. ``lifecycle``."""
 
 
 def changes(old: Any, new: Any, *steps: str) -> Iterator[Change]:  # noqa: ANN401 - any JSON
-    """Yield what restores ``old``, where ``new`` is there."""
+    """Yield the changes that restore ``old`` from ``new``."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key, value in new.items():
             if key in old:
@@ -39,7 +39,7 @@ def changes(old: Any, new: Any, *steps: str) -> Iterator[Change]:  # noqa: ANN40
     elif (added := _appended(old, new)) is not None:
         yield from ({"at": [*steps, each["name"]]} for each in added)
     elif old is None and new is not None:
-        # As where nothing was: null has no members either.
+        # The same as a missing value: null has no members either.
         *members, whole = _added(new, _DEPTH, *steps)
         yield from members
         yield {**whole, "was": None}
@@ -48,7 +48,7 @@ def changes(old: Any, new: Any, *steps: str) -> Iterator[Change]:  # noqa: ANN40
 
 
 def undone(thing: Any, written: list[Change]) -> Any:  # noqa: ANN401 - any JSON
-    """Return a thing as it was. Raises ``ValueError`` where a place is gone: a member may have another name now."""
+    """Return the original value. Raises ``ValueError`` if a path is gone, e.g. because a member was renamed."""
     restored = copy.deepcopy(thing)
     for change in written:
         *steps, last = change["at"]
@@ -85,7 +85,7 @@ def _added(value: Any, depth: int, *steps: str) -> Iterator[Change]:  # noqa: AN
 
 
 def _index(place: Any, step: str) -> Any:  # noqa: ANN401 - a key or a position
-    """Return where a member is; ``None`` where there is none."""
+    """Return a member's index; ``None`` if it is missing."""
     if isinstance(place, dict):
         return step if step in place else None
     named = (index for index, each in enumerate(place or ()) if isinstance(each, dict) and each.get("name") == step)
@@ -93,16 +93,16 @@ def _index(place: Any, step: str) -> Any:  # noqa: ANN401 - a key or a position
 
 
 def _named(value: Any) -> bool:  # noqa: ANN401 - any JSON
-    """Whether a value is a list whose members have names, each another one."""
+    """Whether a value is a list whose members have distinct names."""
     if not isinstance(value, list) or not all(isinstance(each, dict) and "name" in each for each in value):
         return False
     return len({each["name"] for each in value}) == len(value)
 
 
 def _appended(old: Any, new: Any) -> list[dict[str, Any]] | None:  # noqa: ANN401 - any JSON
-    """Return what one list of named members has behind those of another; ``None`` where that is not all.
+    """Return the members that one list of named members has after those of another; ``None`` if they differ otherwise.
 
-    Members of the old one may share names, as pull secrets that two webhooks added.
+    Members of the old list may share names, as pull secrets that two webhooks added.
     """
     if not isinstance(old, list) or not isinstance(new, list) or new[: len(old)] != old:
         return None

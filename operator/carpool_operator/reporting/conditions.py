@@ -1,6 +1,7 @@
-"""What is so of a policy, and if not, why and which command mends it. Pure checks, the first that finds fault speaks.
+"""The conditions of a policy: what is true, or else why not, and the command that fixes it. Pure checks in order.
 
-Messages are sentences that stay as they are while nothing changes: a status is written when it differs.
+The first check that fails determines the message. Messages stay the same while nothing changes: a status is written
+when it differs.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.steering import Steering
 
 GRACE = 30.0
-"""Seconds that a pod may take to run a new document before anybody is told that it does not."""
+"""Seconds that a pod may take to run a new document before the condition reports it."""
 
 NAMES = 5
-"""Names in a message; of the rest it says how many they are."""
+"""Most names in a message; the rest is a number."""
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
 
 class Finding(NamedTuple):
-    """What a check came to."""
+    """The result of a check."""
 
     status: ConditionStatus
     reason: str
@@ -59,13 +60,13 @@ class Finding(NamedTuple):
 
 
 def asks(workload: Workload) -> bool:
-    """Whether a workload's pods are to have sidecars: by the webhook, or as ``carpool inject`` wrote the template."""
+    """Whether a workload's pods should have sidecars: from the webhook, or from ``carpool inject``."""
     written = workload.template_annotations
     return written.get(INJECT) in {ASKED, PROPAGATED} or STATUS in written
 
 
 def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
-    """Whether the spec makes sense, names what exists, and no other policy has it."""
+    """Whether the spec is valid, names what exists, and no other policy owns its targets."""
     if policy.spec is None:
         return Finding(FALSE, "Invalid", policy.error)
     lost = conflicts(policy, targets, view.owners)
@@ -95,36 +96,38 @@ def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
             f"there is no {named} in namespace {policy.namespace}: create it, or correct targetRefs "
             f"(kubectl -n {policy.namespace} get {','.join(sorted({BY_NAME[each.kind].plural for each in absent}))})",
         )
-    invalid = _told(view, targets, ANNOTATION_INVALID)
+    invalid = _messages(view, targets, ANNOTATION_INVALID)
     if invalid:
         kept = ". Until then the policy stays as it was before" if policy.annotated else ""
         return Finding(TRUE, ANNOTATION_INVALID, f"{_joined(invalid)}{kept}")
     return Finding(TRUE, "Accepted")
 
 
-def _told(view: View, targets: Iterable[Target], reason: str) -> list[str]:
-    return [event.message for target in targets for event in view.told.get(target, ()) if event.reason == reason]
+def _messages(view: View, targets: Iterable[Target], reason: str) -> list[str]:
+    return [
+        event.message for target in targets for event in view.workload_events.get(target, ()) if event.reason == reason
+    ]
 
 
 def _joined(messages: Sequence[str]) -> str:
-    """Put messages together, not at any length: an annotation may be of any, a status may not."""
+    """Join messages up to a length: an annotation may have any length, a status may not."""
     shown = "; ".join(message[:LONGEST_NOTE] for message in messages[:NAMES])
     return shown if len(messages) <= NAMES else f"{shown}; and {len(messages) - NAMES} more like these"
 
 
 class Delivery(NamedTuple):
-    """How far a target's document has got."""
+    """How many pods have a target's document."""
 
     injected: int
     acknowledged: int
     behind: list[str]
-    """Names of pods that run something older."""
+    """Names of pods that run an older one."""
     late: list[str]
-    """Of these, who had time enough."""
+    """Those that are behind for longer than ``GRACE``."""
 
 
 def delivery(steering: Steering, view: View) -> Delivery:
-    """Count who runs what they should."""
+    """Count the pods that run what they should."""
     publisher, canaries = steering.publisher, steering.canaries
     pods = [pod for pod in view.pods.get(steering.target, ()) if not pod.deleting]
     behind, late = [], []
@@ -139,7 +142,7 @@ def delivery(steering: Steering, view: View) -> Delivery:
 
 
 def programmed(steering: Steering, view: View, delivered: Delivery, *, before: bool) -> Finding:
-    """Whether every pod of a target runs what is published for it; ``before``: whether that was so."""
+    """Whether every pod of a target runs what is published for it; ``before``: the previous result."""
     target, workload = steering.target, view.workloads[steering.target]
     what, where = f"{target.kind} {target.name}", f"kubectl -n {target.namespace}"
     resource = BY_NAME[target.kind].resource(target.name)
@@ -152,7 +155,7 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
     missed = view.missed.get(target, ())
     skipped = [pod for pod in missed if pod.skipped]
     if skipped:
-        # A restart alone would come to the same: the injector's words say what to change.
+        # A restart alone would have the same result: the injector's message says what to change.
         why = skipped[0].skipped
         alike = [pod.name for pod in skipped if pod.skipped == why]
         return Finding(FALSE, "Skipped", f"{names(alike)} of {what} can't have a sidecar: {why}")
@@ -162,9 +165,9 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
     elsewhere = _elsewhere(workload, view, where)
     if elsewhere is not None:
         return elsewhere
-    # One that starts finds the document in its ConfigMap; and what is published this moment nobody has refused yet.
-    told = view.pods.get(target, ()) if steering.publisher.changed_at < view.now else ()
-    pods = {pod.uid: pod.name for pod in told if pod.ready}
+    # A starting pod finds the document in its ConfigMap; a document published right now has not been rejected yet.
+    expected = view.pods.get(target, ()) if steering.publisher.changed_at < view.now else ()
+    pods = {pod.uid: pod.name for pod in expected if pod.ready}
     refused = {pods[uid]: error for uid, error in view.refused.items() if uid in pods and pods[uid] in delivered.behind}
     if refused:
         name, error = min(refused.items())
@@ -203,14 +206,14 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
         return Finding(UNKNOWN, "NoPods", f"{what} has no pod with a sidecar yet: {where} describe {resource}")
     if delivered.behind and not before:
         return Finding(UNKNOWN, "Pending", f"{what}: the first configuration is on its way")
-    bypassed = _told(view, [target], SERVICE_BYPASSED)
+    bypassed = _messages(view, [target], SERVICE_BYPASSED)
     if bypassed:
         return Finding(TRUE, SERVICE_BYPASSED, _joined(bypassed))
     return Finding(TRUE, "Programmed")
 
 
 def _inject(workload: Workload, where: str) -> str:
-    """Return what gives a workload its sidecars."""
+    """Return the command that adds sidecars to a workload."""
     target, own = workload.target, workload.annotations
     kind = BY_NAME[target.kind]
     if workload.template_annotations.get(INJECT) == FORBIDDEN or own.get(INJECT) == FORBIDDEN:
@@ -222,13 +225,13 @@ def _inject(workload: Workload, where: str) -> str:
         # A restart may write another object than this.
         return f"{where} annotate {kind.resource(target.name)} {INJECT}={ASKED} --overwrite"
     if kind.annotating:
-        # Annotated while the webhook was away: any write has the annotation copied.
+        # Annotated while the webhook was not available: any write makes the webhook copy the annotation.
         return f"it was annotated while the injector was not available: {_restart(workload)}"
     return kind.annotate_pods(target.namespace, target.name, {INJECT: ASKED})
 
 
 def _room(workload: Workload, where: str) -> str:
-    """Say why the API server refuses a workload's pods, and what to do."""
+    """Return why the API server rejects a workload's pods, and the fix."""
     target, why = workload.target, f"the API server refuses its pods ({workload.refused})"
     if any(word in workload.refused for word in ("quota", "limit", "maximum", "minimum", "ratio")):
         without = BY_NAME[target.kind].annotate_pods(target.namespace, target.name, {INJECT: FORBIDDEN})
@@ -240,13 +243,13 @@ def _room(workload: Workload, where: str) -> str:
 
 
 def _restart(workload: Workload) -> str:
-    """Return the command that makes new pods."""
+    """Return the command that recreates the pods."""
     target = workload.target
     return BY_NAME[target.kind].restarted(target.namespace, target.name, workload.selector)
 
 
 def _elsewhere(workload: Workload, view: View, where: str) -> Finding | None:
-    """Say so where sidecars stand before another container than the one that the policy names."""
+    """Report sidecars that serve another container than the one that the policy names."""
     target, spec = workload.target, view.policy.spec
     refs = () if spec is None else spec.target_refs
     wanted = next((ref.container for ref in refs if (ref.kind, ref.name) == (target.kind, target.name)), None)
@@ -263,7 +266,7 @@ def _elsewhere(workload: Workload, view: View, where: str) -> Finding | None:
 
 
 def metrics_available(steering: Steering, view: View, stale_after: float) -> Finding:
-    """Whether there is evidence to decide on."""
+    """Whether there are metrics to decide on."""
     blind, namespace = steering.trust.blind, steering.target.namespace
     what = f"{steering.target.kind} {steering.target.name}"
     if not view.workloads[steering.target].replicas:
@@ -296,7 +299,7 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
 
 
 def _promise(slo: SLO) -> str:
-    """Say what is promised."""
+    """Describe the SLO."""
     named = [(name, target) for name, target in (("TTFT", slo.ttft), ("TPOT", slo.tpot)) if target is not None]
     parts = [f"{name} p99 within {format_seconds(float(target.p99))}" for name, target in named]
     if slo.latency is not None:
@@ -306,7 +309,7 @@ def _promise(slo: SLO) -> str:
 
 
 def slo_met(steerings: Sequence[Steering], policy: Policy, spec: PolicySpec, before: Finding | None) -> Finding:
-    """Whether the promise is kept, by sequential tests with hysteresis: never by one interval's percentile."""
+    """Whether the SLO is met, by sequential tests with hysteresis: never by one interval's percentile."""
     verdicts = {
         f"{steering.target.name} {name}".strip(): learned.promise.kept
         for steering in steerings
@@ -332,7 +335,7 @@ def slo_met(steerings: Sequence[Steering], policy: Policy, spec: PolicySpec, bef
 
 
 def ready(findings: Mapping[ConditionType, Finding], *, paused: bool) -> Finding:
-    """All of them but SLOMet."""
+    """Whether all conditions but SLOMet are true."""
     parts = [findings[kind] for kind in _PARTS]
     for finding in parts:
         if finding.status is not TRUE:
@@ -346,7 +349,7 @@ _PARTS = (ConditionType.ACCEPTED, ConditionType.PROGRAMMED, ConditionType.METRIC
 
 
 def worst(findings: Sequence[Finding], otherwise: Finding) -> Finding:
-    """Put together what was found of several targets: what is wrong with any, all messages of that kind."""
+    """Combine the findings of several targets: the worst status, with all messages of that status."""
     groups = [[finding for finding in findings if finding.status is status] for status in (FALSE, UNKNOWN)]
     for bad in (*groups, [finding for finding in findings if finding.reason in DEFECTS]):
         if bad:
@@ -358,7 +361,7 @@ def worst(findings: Sequence[Finding], otherwise: Finding) -> Finding:
 def conditions(
     findings: Mapping[ConditionType, Finding], before: Sequence[Condition], generation: int, at: str
 ) -> tuple[Condition, ...]:
-    """Write findings down; the time of a transition stays while the status does."""
+    """Write findings as conditions; the transition time stays while the status does."""
     known = {condition.type: condition for condition in before}
     written = []
     for kind, finding in findings.items():
@@ -378,6 +381,6 @@ def conditions(
 
 
 def names(listed: Sequence[str]) -> str:
-    """List names, not too many of them."""
+    """List names, up to a limit."""
     shown = ", ".join(listed[:NAMES])
     return shown if len(listed) <= NAMES else f"{shown} and {len(listed) - NAMES} more"

@@ -1,7 +1,7 @@
-"""What a status tells of decisions: what is applied, recommended, was decided and has been.
+"""The decisions in a status: what is applied and recommended, the last decision, and the history.
 
-Nothing here ticks. A status that differs is written, so figures change with decisions only, and what merely lasts is
-told once it has lasted a while.
+A status that differs is written, so nothing here changes with time alone. Figures change only with decisions, and a
+lasting state is reported only after a while.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.steering import Happening, Steering
 
 LASTING = 60.0
-"""Seconds after which what is the case, without anything being done, is told."""
+"""Seconds after which a lasting state, without any action, is reported."""
 
 BUSIER = 2.0
-"""How many times as busy another model has to be for the status to be about it."""
+"""How many times the load another model must have before the status describes it."""
 
 DONE = frozenset({"Applied", "Promoted", "RolledBack", "FellBack"})
-"""Actions that a history keeps."""
+"""Actions in the history."""
 
 ON_THE_WAY = frozenset({Reason.WITHIN_STABILIZATION_WINDOW, Reason.WOULD_FLIP})
-"""Why a tuner stays where it would not."""
+"""Reasons why a tuner stays at parameters that it wants to leave."""
 
 
 def timestamp(wall: float) -> str:
@@ -55,7 +55,7 @@ def timestamp(wall: float) -> str:
 
 
 class _Lasting:
-    """Something that is told once it has been the same for ``LASTING`` seconds."""
+    """A state that is reported once it has been the same for ``LASTING`` seconds."""
 
     def __init__(self) -> None:
         self._what: object = None
@@ -68,7 +68,7 @@ class _Lasting:
 
 
 class _Main(NamedTuple):
-    """The model that a status is about."""
+    """The model that a status describes."""
 
     steering: Steering
     name: str
@@ -76,10 +76,10 @@ class _Main(NamedTuple):
 
 
 class Reporter:
-    """Remembers what was told, beginning with what ``before`` says."""
+    """Keeps what was reported, starting with the status ``before``."""
 
     def __init__(self, before: Status) -> None:
-        self._told = before
+        self._reported = before
         self._history = before.history
         self._last = before.last_decision
         self._recommendation = before.recommendation
@@ -90,7 +90,7 @@ class Reporter:
         self._next = _Lasting()
 
     def record(self, view: View, steerings: Sequence[Steering], happened: Sequence[tuple[Target, Happening]]) -> None:
-        """Take note of what was done, and of what is the case."""
+        """Record what was done, and the present state."""
         at = timestamp(view.wall)
         for target, happening in happened:
             where = f"{target.kind}/{target.name}"
@@ -121,7 +121,7 @@ class Reporter:
         self._recommend(view.now, main)
 
     def _busiest(self, steerings: Sequence[Steering]) -> _Main | None:
-        """Choose the model that the status is about; two that are equally busy don't take turns."""
+        """Choose the model that the status describes, without alternating between two that are equally busy."""
         every = [_Main(steering, name, each) for steering in steerings for name, each in steering.models.items()]
         if not every:
             return None
@@ -133,7 +133,7 @@ class Reporter:
         return best
 
     def _hold(self, view: View, steerings: Sequence[Steering], main: _Main | None, at: str) -> None:
-        """Tell why nothing is done, once that has lasted."""
+        """Report why nothing is done, once that has lasted."""
         blind = next((each for each in steerings if each.trust.blind is not None), None)
         decision = None if main is None else main.learned.decision
         target, model, reason, message = None, EVERY, "", ""
@@ -166,13 +166,13 @@ class Reporter:
         )
 
     def _recommend(self, now: float, main: _Main | None) -> None:
-        """Tell where the tuner would go: where it only recommends at once, where it is kept from it once that lasts."""
+        """Report the recommendation: at once if the tuner only recommends, after a while if a change is prevented."""
         wanted = None if main is None else _recommendation(main)
-        told = self._recommendation
-        if _essence(wanted) == _essence(told):
+        last = self._recommendation
+        if _essence(wanted) == _essence(last):
             self._next.for_long(None, now)
         elif self._next.for_long(_essence(wanted), now) or (
-            told is None and wanted is not None and wanted.capped_by == "mode"
+            last is None and wanted is not None and wanted.capped_by == "mode"
         ):
             self._recommendation = wanted
 
@@ -184,7 +184,7 @@ class Reporter:
         conditions: tuple[Condition, ...],
         generation: int,
     ) -> Status:
-        """Put the status together."""
+        """Build the status."""
         return Status(
             observed_generation=generation,
             conditions=conditions,
@@ -236,7 +236,7 @@ def _recommendation(main: _Main) -> Recommendation | None:
 
 
 def _essence(recommendation: Recommendation | None) -> tuple[object, ...] | None:
-    """Return what makes a recommendation another one; its forecast does not."""
+    """Return the part of a recommendation whose change makes it new; its forecast is not part of it."""
     if recommendation is None:
         return None
     return (

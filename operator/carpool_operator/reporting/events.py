@@ -1,4 +1,4 @@
-"""Kubernetes Events: told once, however often a pass comes to the same."""
+"""Kubernetes Events: each is recorded once, even if every pass reports it again."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ API = "events.k8s.io/v1"
 CONTROLLER = "carpool.dev/operator"
 
 WINDOW = 600.0
-"""Seconds within which the same is not said again."""
+"""Seconds within which the same event is not recorded again."""
 
 LASTING = 3600.0
-"""The same of what lasts: about as long as a server keeps events."""
+"""The same for lasting states: about as long as a server keeps events."""
 
 WAITING = 500
-"""Events that wait to be written; beyond them the oldest are lost. They are for people, and nothing depends on them."""
+"""Most events that wait to be written; beyond that the oldest are dropped. They only inform users."""
 
 PATIENCE = 300.0
-"""Seconds for which an event is tried to be written."""
+"""Seconds for which writing an event is tried."""
 
 
 class About(NamedTuple):
-    """What an event is about."""
+    """The object of an event."""
 
     api: str
     kind: str
@@ -46,10 +46,10 @@ class _Waiting(NamedTuple):
 
 
 class Recorder:
-    """Collects events, and writes them when told to.
+    """Collects events, and writes them on ``flush``.
 
-    An event's name is made of what it says and of the ten minutes, or the hour, in which it is said: whoever says it
-    again meets the first, also after a restart.
+    An event's name is a hash of its content and of the ten minutes, or the hour, in which it is recorded. So a repeated
+    event conflicts with the first one, also after a restart.
     """
 
     def __init__(self, writer: Writer, instance: str) -> None:
@@ -59,9 +59,10 @@ class Recorder:
         self._said: dict[str, float] = {}
 
     def record(self, about: About, event: Event, wall: float, every: float = WINDOW) -> None:
-        """Have an event written by the next ``flush``, unless it was said before.
+        """Queue an event for the next ``flush``, unless it was recorded before.
 
-        ``wall``: seconds since the epoch. ``every``: seconds, at most ``LASTING``, after which it may be said again.
+        ``wall``: seconds since the epoch. ``every``: seconds, at most ``LASTING``, after which it may be recorded
+        again.
         """
         window = int(wall // every)
         said = f"{window}\0{about.uid}\0{event.reason}\0{event.message}"
@@ -76,7 +77,7 @@ class Recorder:
                 body={
                     "apiVersion": API,
                     "kind": "Event",
-                    # A name has 253 characters.
+                    # A name has at most 253 characters.
                     "metadata": {"name": f"{about.name[:230].rstrip('.-')}.{digest}", "namespace": about.namespace},
                     "eventTime": datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
                     "reportingController": CONTROLLER,
@@ -97,7 +98,7 @@ class Recorder:
         )
 
     async def flush(self, wall: float) -> None:
-        """Write what waits. What the server refuses is dropped, what it can't do now is tried again."""
+        """Write waiting events. Rejected events are dropped; after other failures they are retried."""
         for _ in range(len(self._waiting)):
             waiting = self._waiting.popleft()
             try:

@@ -1,4 +1,4 @@
-"""What the kubelet and Prometheus ask: /livez, /readyz, /metrics."""
+"""Endpoints for the kubelet and Prometheus: /livez, /readyz, /metrics."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Health:
-    """Serves the three. A check returns what is wrong, ``""`` for nothing."""
+    """Serves the three. A check returns the problem, ``""`` for none."""
 
     def __init__(self, metrics: Metrics, *, live: Callable[[], str], ready: Callable[[], str]) -> None:
         self.port = 0
-        """Where it listens, once started."""
+        """The port it listens on, once started."""
         self._metrics = metrics
         application = web.Application()
         application.add_routes(
@@ -27,20 +27,20 @@ class Health:
                 web.get("/metrics", self._scrape),
             ]
         )
-        # A request's line in the log every few seconds would say nothing.
+        # A log line per request, every few seconds, would be useless.
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, host: str | None, port: int) -> None:
-        """Listen.
+        """Start listening.
 
-        Raises ``OSError`` where the port can't be had.
+        Raises ``OSError`` if the port is not available.
         """
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         await self._runner.cleanup()
 
     async def _scrape(self, _: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
-"""Looks that cost a list: pods that should have a sidecar and have none, or are refused; Services that lead past it.
+"""Checks that need a list: pods that lack their sidecar, or are rejected; Services that bypass it.
 
-Pods without a sidecar are not watched. They are listed, workload by workload, where the numbers don't match, and each
-no oftener than a limit; so are Services, and Events of who makes pods.
+Pods without a sidecar are not watched. They are listed, workload by workload, where the counts differ, and each not too
+often. The same holds for Services, and for Events of the controllers that create pods.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ if TYPE_CHECKING:
     from carpool_operator.cluster.writing import Writer
 
 AGAIN = 30.0
-"""Seconds between two lists of one workload's pods, while some are missing; of its Services, while one leads past."""
+"""Seconds between two lists of one workload's pods, while some lack a sidecar; and of its Services, while one bypasses
+it."""
 
 SERVICES = 600.0
-"""Seconds between two looks at the Services before one workload, unless its pods have become others."""
+"""Seconds between two checks of a workload's Services, unless its pod template has changed."""
 
 MOST = 50
-"""Names told of pods that were missed."""
+"""Most names of pods without their sidecar in a message."""
 
 MADE = frozenset({"SuccessfulCreate", "CreatedHeadPod", "CreatedWorkerPod"})
 NOT_MADE = frozenset({"FailedCreate", "FailedToCreateHeadPod", "FailedToCreateWorkerPod"})
-"""Reasons of Events of who makes pods: Kubernetes' own controllers, and KubeRay's."""
+"""Reasons of Events of controllers that create pods: Kubernetes' own, and KubeRay's."""
 
 LONGEST = 300
-"""Characters told of why one was skipped; anybody who makes pods can write that annotation."""
+"""Most characters kept of why a pod was skipped; anyone who creates pods can write that annotation."""
 
 
 class _Seen(NamedTuple):
-    """What a look at the Services before a workload came to."""
+    """The result of checking the Services of a workload."""
 
     at: float
     template: str
     events: tuple[Event, ...]
 
     def good(self, template: str, now: float) -> bool:
-        """Whether it is too early for another."""
+        """Whether it is too early for another check."""
         return template == self.template and now < self.at + (AGAIN if self.events else SERVICES)
 
 
@@ -93,7 +94,7 @@ class _Event(Struct, rename="camel"):
 
     @property
     def at(self) -> datetime:
-        """When it was last so: of the three ways in which that is written, all in use."""
+        """Time of its last occurrence; there are three fields for it, all in use."""
         series = None if self.series is None else self.series.last_observed_time
         written = [each for each in (series, self.last_timestamp, self.event_time) if each]
         return max(map(datetime.fromisoformat, written), default=NEVER)
@@ -108,7 +109,7 @@ NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class Inspector:
-    """Remembers what it saw, and when. ``now``: seconds of the monotonic clock."""
+    """Keeps results, with their times. ``now``: seconds of the monotonic clock."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -118,7 +119,7 @@ class Inspector:
         self._bare: dict[Target, tuple[float, tuple[str, ...]]] = {}
 
     async def refused(self, workload: Workload, injected: Sequence[Pod], now: float) -> str:
-        """Return why the API server refuses a workload's pods, in its words; ``""`` where it does not.
+        """Return the API server's reason for rejecting a workload's pods; ``""`` where it accepts them.
 
         Raises ``ApiError``.
         """
@@ -129,18 +130,18 @@ class Inspector:
         listed, found = self._refused.get(target, (-AGAIN, ""))
         if now < listed + AGAIN:
             return found
-        # Before it is asked, so that a server that fails isn't asked at once again.
+        # Set before the request, so that a failing server isn't called again at once.
         self._refused[target] = (now, found)
         query: dict[str, str | int] = {"fieldSelector": f"involvedObject.kind={kind.maker[0]}"}
         answer = _events.decode(await self._writer.read(path_of("v1", "events", target.namespace), query))
-        told = [
+        related = [
             each
             for each in answer.items
             if each.reason in MADE | NOT_MADE
             and kind.makes(target.name, each.involved_object.kind, each.involved_object.name)
         ]
-        # One that was made since shows that there is room by now.
-        last = max(told, key=lambda each: each.at, default=None)
+        # A pod created since then shows that there is room now.
+        last = max(related, key=lambda each: each.at, default=None)
         found = "" if last is None or last.reason in MADE else last.message[:LONGEST_REFUSAL]
         self._refused[target] = (now, found)
         return found
@@ -157,7 +158,7 @@ class Inspector:
         listed, found = self._missed.get(target, (-AGAIN, ()))
         if now < listed + AGAIN:
             return found
-        # Before it is asked, so that a server that fails isn't asked at once again.
+        # Set before the request, so that a failing server isn't called again at once.
         self._missed[target] = (now, found)
         query: dict[str, str | int] = {"labelSelector": f"{workload.selector},{names.INJECTED}!=true", "limit": MOST}
         answer = _pods.decode(await self._writer.read(path_of("v1", "pods", target.namespace), query))
@@ -190,12 +191,12 @@ class Inspector:
         return found
 
     def bypassed(self, target: Target) -> tuple[Event, ...]:
-        """Return what is to be told of Services that lead past a workload's sidecars, by the last look."""
+        """Return the Events about Services that bypass a workload's sidecars, from the last check."""
         seen = self._services.get(target)
         return () if seen is None else seen.events
 
     async def look_at_services(self, workload: Workload, injected: Sequence[Pod], now: float) -> None:
-        """Look for Services that lead past a workload's sidecars, if it is time to.
+        """Check whether Services bypass a workload's sidecars, if it is time to.
 
         Raises ``ApiError``.
         """
@@ -209,7 +210,7 @@ class Inspector:
         seen = self._services.get(target)
         if seen is not None and seen.good(ready.template_hash, now):
             return
-        # Before it is asked, so that a server that fails isn't asked at once again; what was seen is so until then.
+        # Set before the request, so that a failing server isn't called again at once; the last result holds until then.
         self._services[target] = _Seen(now, ready.template_hash, () if seen is None else seen.events)
         one: dict[str, str | int] = {"fieldSelector": f"metadata.name={ready.name}"}
         pods: list[Any] = json.loads(await self._writer.read(path_of("v1", "pods", target.namespace), one))["items"]
@@ -228,7 +229,7 @@ class Inspector:
         self._services[target] = _Seen(now, ready.template_hash, events)
 
     def forget(self, alive: set[Target]) -> None:
-        """Forget workloads that nobody tunes any more."""
+        """Forget workloads that no policy tunes any more."""
         self._missed = {target: each for target, each in self._missed.items() if target in alive}
         self._refused = {target: each for target, each in self._refused.items() if target in alive}
         self._services = {target: each for target, each in self._services.items() if target in alive}

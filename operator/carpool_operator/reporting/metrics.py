@@ -1,4 +1,4 @@
-"""What the operator counts of itself. ``METRICS`` is the one list; the reference page is written from it."""
+"""The operator's own metrics. ``METRICS`` is the one list; the reference page is generated from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREFIX = "carpool_operator_"
 
 
 class Metric(NamedTuple):
-    """One metric; a counter's name is written with ``_total`` outside."""
+    """One metric; a counter's exported name ends with ``_total``."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -141,7 +141,8 @@ OF_POLICIES = (
         "Sequences that one engine may have at once within the targets, likewise",
     ),
 )
-"""Of each policy, from the leader alone: names are whole. A scrape adds the operator's own namespace as `namespace`."""
+"""Metrics of each policy, from the leader alone, with complete names. A scrape adds the operator's own namespace as
+`namespace`."""
 
 PASS_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -150,14 +151,14 @@ _CAPACITY = (
     "load", "replicas", "replicasUpper", "serving", "utilization", "lowestUtilization", "requestsPerSecond",
     "tokensPerSecond",
 )  # fmt: skip
-"""Of a target's capacity, in the order of ``OF_POLICIES`` after the first three."""
+"""Figures of a target's capacity, in the order of ``OF_POLICIES`` after the first three."""
 
 _STREAMS = ("running", "queued", "goodput", "limit")
-"""Of its token streams, in the order of the last of ``OF_POLICIES``."""
+"""Figures of its token streams, in the order of the last of ``OF_POLICIES``."""
 
 
 class Policies:
-    """Reads the policies at a scrape; ``known`` returns those of a leader, and nothing elsewhere."""
+    """Reads the policies at a scrape; ``known`` returns the leader's policies, and nothing on other replicas."""
 
     def __init__(self, known: Callable[[], Iterable[Policy]]) -> None:
         self._known = known
@@ -192,7 +193,7 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         self._all: dict[str, Any] = {}
         self.before_scrape: list[Callable[[], None]] = []
-        """Called before every scrape: gauges that are read from elsewhere."""
+        """Called before every scrape: gauges whose values are kept elsewhere."""
         for metric in METRICS:
             name = PREFIX + metric.name
             if metric.kind == "histogram":
@@ -215,11 +216,11 @@ class Metrics:
         self._all[name].observe(value)
 
     def read_policies(self, known: Callable[[], Iterable[Policy]]) -> None:
-        """Serve what policies say of themselves, too."""
+        """Export the policies' figures, too."""
         self._registry.register(Policies(known))
 
     def text(self) -> bytes:
-        """Return what Prometheus scrapes."""
+        """Return the metrics in Prometheus' text format."""
         for each in self.before_scrape:
             each()
         return generate_latest(self._registry)

@@ -1,1 +1,1 @@
-"""Decisions for a fleet: evidence, trust in it, canaries, and steering."""
+"""Decisions for a fleet: evidence, its validity, canaries, and steering."""

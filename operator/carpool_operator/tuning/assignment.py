@@ -1,4 +1,4 @@
-"""Whose a workload is: at most one policy tunes it."""
+"""Which policy tunes a workload: at most one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def named(namespace: str, spec: PolicySpec) -> list[Target]:
-    """Return the workloads that a spec names, in its order; they lie in the policy's own namespace."""
+    """Return the workloads that a spec names, in its order; they are in the policy's own namespace."""
     return [Target(namespace, str(ref.kind), ref.name) for ref in spec.target_refs]
 
 
 def select(policies: Iterable[Policy], workloads: Iterable[Workload]) -> dict[str, list[Target]]:
     """Return the workloads that policies select by label, by the policy's UID, in the order of their names.
 
-    Of more than ``MAX_SELECTED`` the first count.
+    Of more than ``MAX_SELECTED``, the first ones are used.
     """
     selecting = [each for each in policies if each.spec is not None and each.spec.target_selector is not None]
     if not selecting:
@@ -50,11 +50,11 @@ def targets_of(namespace: str, spec: PolicySpec, selected: Sequence[Target] = ()
 
 
 def assign(policies: Iterable[Policy], selected: Mapping[str, Sequence[Target]] | None = None) -> dict[Target, Policy]:
-    """Say which policy each target belongs to.
+    """Decide which policy owns each target.
 
-    The more specific wins: a policy that a person wrote and that names the workload, one kept for the workload's
-    annotations, one that selects it by label. Then the older wins, then the name that sorts first: an order that no
-    restart and no order of events changes. A policy that cannot be read claims nothing.
+    The more specific policy wins: first one written by a user that names the workload, then one kept for the workload's
+    annotations, then one that selects it by label. Then the older one wins, then the name that sorts first: this order
+    does not depend on restarts or on the order of events. A policy that cannot be read claims nothing.
     """
     owners: dict[Target, Policy] = {}
     chosen = selected or {}
@@ -78,9 +78,9 @@ def _precedence(policy: Policy, target: Target) -> tuple[bool, bool, float, str]
 
 
 def conflicts(policy: Policy, targets: Iterable[Target], owners: Mapping[Target, Policy]) -> str:
-    """Say which of a policy's targets belong to others, why, and what to do; ``""`` where none does.
+    """Return which of a policy's targets belong to others, why, and the fix; ``""`` where none does.
 
-    A selector leaves what is named more closely to others: that is what it is for.
+    A selector does not conflict with more specific policies: it is meant to yield to them.
     """
     lost = [
         (target, owner)
@@ -99,6 +99,6 @@ def conflicts(policy: Policy, targets: Iterable[Target], owners: Mapping[Target,
             why = "which is as old and comes first by name"
         parts.append(f"{target.kind} {target.name} belongs to BatchingPolicy {owner.name}, {why}")
     if policy.annotated:
-        # Deleted, it would be made again.
+        # If deleted, the operator would create it again.
         return f"{'; '.join(parts)}. Delete that one, or take the annotations {SLO_PREFIX}* off the workload"
     return f"{'; '.join(parts)}. Delete one of the two, or take the target out of its targetRefs or targetSelector"

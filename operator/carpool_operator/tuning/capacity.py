@@ -1,8 +1,8 @@
-"""How many replicas one target needs: its pods' load, in capacities of one, and what follows from that.
+"""How many replicas one target needs, from its pods' load in capacities of one replica.
 
 Scale-out is immediate, scale-in waits: the number is the largest of the last five minutes. A pod that starts, or that
-nothing was read of twice, is no capacity yet. Its share of the load is with the others meanwhile, and counts there.
-Where a part of a pod's load can't be read, its last load stands. Without one, the target's load is not known.
+has fewer than two readings, adds no capacity yet. The other pods serve its share of the load meanwhile, and it counts
+there. If a part of a pod's load can't be read, its last load is used. Without one, the target's load is unknown.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.evidence import Sample
 
 SPAN = 15.0
-"""Seconds of each pod's own clock over which its load is counted."""
+"""Seconds of each pod's own clock over which its load is measured."""
 
 WINDOW = 300.0
-"""Seconds before fewer replicas are said to be enough: as long as an HPA waits by default."""
+"""Seconds before fewer replicas are reported as enough: as long as an HPA waits by default."""
 
 MOVED, MOVED_REPLICAS = 0.05, 0.1
-"""Change of the load, relative and in replicas, from which a status says so: each is a write to the API server."""
+"""Change of the load, relative and in replicas, from which the status is updated: each update is a write to the API
+server."""
 
 LEAST, SELDOM = 10.0, 60.0
-"""Seconds between two such changes, upwards and downwards."""
+"""Seconds between two such updates, upwards and downwards."""
 
 
 WAYS = 4
-"""Of the capacities of a pod, those that every sidecar reports."""
+"""The capacities of a pod that every sidecar reports."""
 
 STREAMS = "<token streams>"
-"""In place of a model's name: all token streams of a pod. No model is called so."""
+"""In place of a model's name: all token streams of a pod. No model has this name."""
 
 
 class Fullness(Struct, frozen=True):
@@ -56,16 +57,17 @@ class Fullness(Struct, frozen=True):
     load_upper: float
     """At the upper confidence of batch latency."""
     load_zero_wait: float
-    """In capacities of one that lets no request wait for others."""
+    """In capacities of a replica where requests never wait for others."""
     load_alone: float
-    """In capacities of one that batches nothing."""
+    """In capacities of a replica without batching."""
     load_by_hand: float | None
-    """In capacities of one that keeps to the policy's baseline; ``None``: none is written, or not all pods know."""
+    """In capacities of a replica that uses the policy's baseline; ``None``: there is none, or not all pods report
+    it."""
     full: float
-    """Load at which a replica is taken for full."""
+    """Load at which a replica counts as full."""
     serving: int
     utilization: float
-    """Mean over the pods that serve."""
+    """Mean over the serving pods."""
     rate: float
     """Requests per second of all pods and models."""
     tokens: float | None = None
@@ -84,22 +86,22 @@ class Needed(NamedTuple):
 
 
 class _Counted(Struct, frozen=True):
-    """What is kept of a sample: a tenth of its memory, and thousands of pods are remembered."""
+    """The part of a sample that is kept: a tenth of its memory, because thousands of pods are remembered."""
 
     seconds: float
     busy: float
     arrivals: tuple[tuple[str, int], ...]
-    """Of each model; token streams only where a gate has targets for them."""
+    """By model; token streams only where a gate has targets for them."""
 
 
 class _PodLoad(Struct):
-    """The last ``SPAN`` seconds of a pod, and what it can serve, by model."""
+    """The last ``SPAN`` seconds of a pod, and its capacity by model."""
 
     counted: list[_Counted]
-    """A few: a deque would take six times the memory."""
+    """A short list: a deque would take six times the memory."""
     capacities: Mapping[str, Rates]
     tokens: float | None = None
-    """Output tokens per second that it can serve, of token streams."""
+    """Output tokens per second that it can serve, for token streams."""
 
     @property
     def seconds(self) -> float:
@@ -116,30 +118,31 @@ class _PodLoad(Struct):
 
 
 class TargetLoad:
-    """Remembers a few readings of each pod, and how many replicas were needed lately."""
+    """Remembers a few readings of each pod, and the numbers of replicas needed recently."""
 
     def __init__(self) -> None:
         self.now: Fullness | None = None
-        """``None``: not known, or nothing is read."""
+        """``None``: unknown, or nothing was read."""
         self._pods: dict[str, _PodLoad] = {}
         self._needed: deque[tuple[float, Needed]] = deque()
-        """When, and how many replicas were, of the last ``WINDOW``."""
+        """Times and numbers of replicas needed, of the last ``WINDOW``."""
         self._said: CapacityStatus | None = None
         self._said_at = -inf
 
     def recall(self, said: CapacityStatus) -> None:
-        """Go on from what another operator said: fewer replicas are enough only after the window, here too."""
+        """Continue from another operator's status: here, too, fewer replicas are enough only after the window."""
         self._said = said
 
     def observe(self, now: float, samples: Sequence[Sample], ready: Collection[str], full: float = FULL) -> None:
-        """Take what was read; ``ready``: UIDs of the pods that serve; ``full``: load of a replica that is full."""
+        """Add readings; ``ready``: UIDs of the serving pods; ``full``: load of a full replica."""
         for sample in samples:
             pod = self._pods.setdefault(sample.uid, _PodLoad([], {}))
             if sample.partial:
-                continue  # what is known of it would be too little: its last load stands
+                continue  # the known part would be too low: its last load is used
             pod.capacities = sample.capacities
             arrivals = {name: stats.arrivals for name, stats in sample.models.items()}
-            # Token streams are one more load of the same device: their gate learns of them together, not by model.
+            # Token streams are one more load on the same device: their gate learns one capacity for all of them, not by
+            # model.
             streams = sample.streams
             pod.tokens = None if streams is None else streams.capacity_tokens
             if streams is not None and (streams.gated or streams.capacity):
@@ -187,7 +190,7 @@ class TargetLoad:
             for name, count in pod.arrivals.items():
                 if not (come := count / pod.seconds):
                     continue
-                # A pod that has measured nothing yet is as the others are.
+                # A pod without measurements yet is assumed to be like the others.
                 own = pod.capacities.get(name)
                 capacities = known.get(name, []) if own is None else [own]
                 if not capacities:
@@ -206,16 +209,16 @@ class TargetLoad:
     def status(
         self, now: float, target: str, lowest: float | None, cold_start: float | None = None
     ) -> CapacityStatus | None:
-        """Return what a status says of ``target``; ``lowest``: utilization within the SLO, by forecast, if known.
+        """Return the status of ``target``; ``lowest``: forecast utilization within the SLO, if known.
 
-        ``cold_start``: seconds that its pods took until they were ready, if any was seen to become so.
+        ``cold_start``: seconds from its pods' creation until they were ready, if observed.
 
-        Figures move with the number of replicas, or clearly: a status that differs is written.
+        Figures change with the number of replicas, or when they differ clearly: a status that differs is written.
         """
         if self.now is None or not self._needed:
             return self._said
         found = self.now
-        # All over the same time: after a peak, zero wait would look better by a load that is gone.
+        # All over the same time: after a peak, zero wait would otherwise look better only because the load fell.
         *ways, hands = zip(*(each for _, each in self._needed), strict=True)
         by_hand = max((each for each in hands if each is not None), default=None)
         best, upper, zero_wait, unbatched = map(max, ways)
@@ -248,27 +251,27 @@ class TargetLoad:
         return needed
 
     def _cold_start(self, seen: float | None) -> Duration | None:
-        """Return what was seen; until a start is, what was said before."""
+        """Return the observed time; before any start, the one in the previous status."""
         if seen is not None:
             return Duration(_figure(seen))
         return None if self._said is None else self._said.cold_start
 
 
 def _counted(said: CapacityStatus) -> tuple[object, ...]:
-    """Return what is written as soon as it differs."""
+    """Return the part that is written as soon as it differs."""
     known = said.replicas_by_hand is not None, said.cold_start is not None
     return said.replicas, said.replicas_upper, said.target_load, said.serving, *known
 
 
 def _figure(value: float) -> float:
-    """Round to what a person reads: three digits."""
+    """Round to three digits for readers."""
     return float(f"{value:.3g}")
 
 
 def autoscaler_of(workload: Workload | None) -> str:
-    """Return what follows the load of a workload: an autoscaler that was seen, or its annotation; ``""``: nothing.
+    """Return what follows the load of a workload: an autoscaler, or the annotation; ``""``: nothing.
 
-    The annotation's word counts, either way.
+    The annotation takes precedence, either way.
     """
     if workload is None:
         return ""
@@ -277,13 +280,13 @@ def autoscaler_of(workload: Workload | None) -> str:
 
 
 def full_of(workload: Workload | None) -> float:
-    """Return the load at which a replica of a workload is full: the target of the autoscaler seen, else 0.9."""
+    """Return the load at which a replica of a workload is full: the autoscaler's target, else 0.9."""
     return workload.full or FULL if workload is not None and autoscaler_of(workload) else FULL
 
 
 def for_autoscaler(policy: BatchingPolicy) -> BatchingPolicy:
-    """Return a policy for replicas that an autoscaler adds and takes away.
+    """Return a policy for replicas that an autoscaler adds and removes.
 
-    A replica is to batch as far as the SLO allows before another one is paid for: room on the device has no other use.
+    A replica should batch as far as the SLO allows before another one is added: free device time has no other use.
     """
     return replace(policy, objective=Objective.EFFICIENCY) if policy.objective is Objective.BALANCED else policy

@@ -1,4 +1,4 @@
-"""How long pods of a target take from creation until they serve: scheduling, pulling images, loading the model."""
+"""The time from a pod's creation until it serves: scheduling, pulling images, loading the model."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from carpool_operator.api.model import Pod
 
 REMEMBERED = 9
-"""Starts that count, the last ones."""
+"""Number of last starts that are kept."""
 
 
 class ColdStarts:
-    """Remembers the last starts that were seen.
+    """Remembers the last observed starts.
 
-    A pod that is ready again after a failed probe has the time of that in its condition. So only pods count that came
-    after the first look, and that were seen before they were ready.
+    If a pod is ready again after a failed probe, its condition has the later time. So only pods count that appeared
+    after the first observation, and that were observed before they were ready.
     """
 
     def __init__(self) -> None:
         self._looked = False
         self._starting: set[str] = set()
-        """UIDs of pods that were never seen ready."""
+        """UIDs of pods never observed ready."""
         self._known: set[str] = set()
-        """UIDs of pods whose start can't be seen any more: they served, or were there at the first look."""
+        """UIDs of pods whose start can't be observed any more: they served, or existed at the first observation."""
         self._took: deque[float] = deque(maxlen=REMEMBERED)
 
     def observe(self, pods: Collection[Pod]) -> None:
-        """Look at the pods that there are."""
+        """Record the present pods."""
         there = {pod.uid for pod in pods}
         if not self._looked:
             self._looked, self._known = True, there
@@ -49,5 +49,5 @@ class ColdStarts:
 
     @property
     def seconds(self) -> float | None:
-        """The median; ``None``: no start was seen."""
+        """Return the median; ``None``: no start was observed."""
         return median(self._took) if self._took else None

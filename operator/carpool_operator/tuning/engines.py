@@ -1,4 +1,4 @@
-"""Engines of one target that have no sidecar: learned from their own metrics, and limits recommended for them."""
+"""Engines of one target without a sidecar: learned from their own metrics; limits are recommended for them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from carpool_operator.api.spec import PolicySpec
 
 MOVED = 0.1
-"""Relative change of the number of sequences from which another one is recommended."""
+"""Relative change of the number of sequences from which a new recommendation is made."""
 
 
 def watches_engines(spec: PolicySpec) -> bool:
-    """Whether a policy asks for limits of engines without a sidecar, by their metrics in a Prometheus."""
+    """Whether a policy asks for limits of engines without a sidecar, from their metrics in a Prometheus."""
     slo = spec.slo
     return (
         spec.metrics.source is MetricsSource.PROMETHEUS
@@ -37,21 +37,21 @@ def watches_engines(spec: PolicySpec) -> bool:
 
 
 class FleetEngines:
-    """Remembers the last scrape of each engine, and what was recommended."""
+    """Remembers the last scrape of each engine, and the recommendation."""
 
     def __init__(self) -> None:
         self.engine: ObservedEngine | None = None
-        """``None`` until an engine was seen: most targets have none."""
+        """``None`` until an engine was read: most targets have none."""
         self.errors: dict[str, str] = {}
-        """By pod: why it says nothing."""
+        """By pod: why it can't be read."""
         self.seen_at = -inf
-        """When there was a new scrape of any, on the operator's clock."""
+        """Time of the last new scrape of any, on the operator's clock."""
         self.advice: Advice | None = None
         self._before: dict[str, Counters] = {}
         self._said: EngineLimits | None = None
 
     def observe(self, now: float, found: Mapping[str, Counters | str], slo: SLO) -> list[Sample]:
-        """Take scrapes by pod; return what the pods counted since the ones before."""
+        """Add scrapes by pod; return what the pods counted since their previous scrapes."""
         self.errors = {pod: each for pod, each in found.items() if isinstance(each, str)}
         self._before = {pod: each for pod, each in self._before.items() if pod in found}
         targets = _targets(slo)
@@ -74,15 +74,15 @@ class FleetEngines:
 
     @property
     def pods(self) -> frozenset[str]:
-        """Names of the pods that were asked for last."""
+        """Names of the pods queried last."""
         return frozenset(self._before) | frozenset(self.errors)
 
     def recall(self, said: EngineLimits | None) -> None:
-        """Go on from what another operator recommended, until enough was seen here."""
+        """Continue from another operator's recommendation until there is enough data."""
         self._said = said
 
     def limits(self) -> EngineLimits | None:
-        """Return what is recommended; another number only where it differs clearly."""
+        """Return the recommendation; its number changes only when it differs clearly."""
         advice = self.advice
         if advice is not None and (
             self._said is None or abs(advice.sequences - self._said.max_num_seqs) > MOVED * self._said.max_num_seqs

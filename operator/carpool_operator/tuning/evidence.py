@@ -1,8 +1,9 @@
-"""What a fleet's counters say: differences pod by pod, refused where they cannot be, summed where they may be.
+"""Evidence from a fleet's counters: differences pod by pod, rejected if implausible, and summed where allowed.
 
-Nothing is decided on a counter by itself. Each reading of a pod is compared with the one before it: the same process,
-time that passed, numbers that can be, one configuration from end to end, a host that did not pause. What is left adds
-up, for the counters are additive; what is not has a reason, which ends in the policy's status.
+No decision uses a counter by itself. Each reading of a pod is compared with the one before it. It needs the same
+process, elapsed time, plausible numbers, one configuration for the whole interval, and a host that did not pause. Valid
+differences are summed, because counters are additive; each rejected one has a reason, which the policy's status
+reports.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.token_streams import StreamSample
 
 STALLED_SHARE = 0.25
-"""Share of an interval that a pod's host may have paused without all of the interval being void."""
+"""Share of an interval that a pod's host may have paused without invalidating the whole interval."""
 
 MOST_PER_SECOND = 1e6
-"""Requests of one pod that are taken for true: fifty times what a sidecar's core can pass on."""
+"""Most plausible requests per second of one pod: fifty times what a sidecar's core can pass on."""
 
 LONGEST_BATCH = 3600.0
-"""Seconds of one batch that are taken for true; no upstream may be silent for so long."""
+"""Longest plausible batch in seconds; no upstream may be silent for so long."""
 
 CLOCKS_APART = 1.0
-"""Seconds by which a process may have aged less than its clock says went by, and still be the same."""
+"""Seconds by which a process's uptime may grow less than its clock, and still be the same process."""
 
 QUORUM = 0.5
-"""Share of the ready pods that has to be readable: the few that answer may be those that fare well, or badly."""
+"""Least share of the ready pods that must be readable: the few that answer may be better or worse than the others."""
 
 _COUNTS = (
     "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "served", "hits", "limited",
@@ -56,11 +57,11 @@ class Rates(NamedTuple):
     lower: float
     """At the upper confidence of batch latency."""
     zero_wait: float
-    """If no request waits for others."""
+    """If requests never wait for others."""
     alone: float
     """Without batching."""
     by_hand: float | None = None
-    """By the policy's baseline; ``None``: nobody wrote one, or the pod does not know."""
+    """With the policy's baseline; ``None``: there is none, or the pod does not report it."""
 
 
 class Sample(NamedTuple):
@@ -68,26 +69,26 @@ class Sample(NamedTuple):
 
     uid: str
     generation: int
-    """Of the configuration that was in force from end to end; 0 where it changed."""
+    """Of the configuration in use for the whole interval; 0 where it changed."""
     seconds: float
     """Of the pod's own clock."""
     stalled: bool
-    """Whether its host paused so much of it that it says nothing of the model."""
+    """Whether its host paused for so long that the interval shows nothing about the model."""
     models: dict[str, ModelStats]
     passing: dict[str, bool]
     queued_rows: int
     paused: float = 0.0
     """Seconds that its host paused."""
     device_busy: float = 0.0
-    """Seconds with at least one batch in flight, of whichever model."""
+    """Seconds with at least one batch in flight, of any model."""
     capacities: Mapping[str, Rates] = MappingProxyType({})
-    """By model, as far as the pod knows."""
+    """By model, as far as the pod knows them."""
     streams: StreamSample | None = None
-    """Token streams; ``None`` where it has none, or they are not known."""
+    """Token streams; ``None`` where it has none, or they are unknown."""
     partial: bool = False
-    """Whether it may have token streams that are load, and are not known."""
+    """Whether it may have token streams whose load is unknown."""
     in_force: Mapping[str, Parameters] = MappingProxyType({})
-    """By model: what its batches are made by now. First calls change it, and no document says so."""
+    """By model: the parameters that its batches use now. First calls change them, without a document."""
 
 
 class Sum(NamedTuple):
@@ -95,24 +96,24 @@ class Sum(NamedTuple):
 
     pods: int
     seconds: float
-    """Of all pods together, so that what is divided by it is per replica."""
+    """Of all pods together, so that a quotient by it is per replica."""
     stats: ModelStats
     passing: bool
-    """Whether its requests pass one by one on most of the pods."""
+    """Whether its requests pass through one by one on most of the pods."""
     queued_rows: int
     """Mean of the pods' queues, rounded up."""
     paused: float = 0.0
-    """Seconds that the pods' hosts paused, all together."""
+    """Seconds that the pods' hosts paused, in total."""
     device_busy: float = 0.0
-    """Seconds with at least one batch of any model in flight, of all pods together."""
+    """Seconds with at least one batch of any model in flight, of all pods in total."""
     others_busy: float = 0.0
-    """What other models used of it."""
+    """Seconds of it that other models used."""
     in_force: Parameters | None = None
-    """What most of the pods run; ``None``: none knows the model."""
+    """Parameters on most of the pods; ``None``: none knows the model."""
 
 
 def add_up(samples: Iterable[Sample]) -> dict[str, Sum]:
-    """Sum over pods, by model; pods that do not know a model yet count with no traffic of it."""
+    """Sum over pods, by model; pods that do not know a model yet add no traffic."""
     chosen = list(samples)
     if not chosen:
         return {}
@@ -133,26 +134,26 @@ def add_up(samples: Iterable[Sample]) -> dict[str, Sum]:
 
 
 def _most(parameters: Sequence[Parameters]) -> Parameters | None:
-    """Return those of most pods; of as many the ones with more in flight."""
+    """Return the parameters of most pods; if equal, those with more in flight."""
     counts = Counter(parameters)
     return max(counts, key=lambda each: (counts[each], each.max_in_flight, each.max_batch), default=None)
 
 
 class Seen(Struct):
-    """What is remembered of a pod: its last good reading, and what came of those after it."""
+    """State of a pod: its last good reading, and the results of later ones."""
 
     name: str
     template_hash: str
     since: float
-    """When it was first there to be read; the operator's clock, as ``at``."""
+    """When it was first expected to be readable; on the operator's clock, as ``at``."""
     read_at: float = -inf
-    """Of the last reading, good or bad."""
+    """Time of the last reading, good or bad."""
     at: float = -inf
-    """Of the last good one."""
+    """Time of the last good one."""
     error: str = ""
-    """What was wrong with the last one; ``""``: nothing."""
+    """Error of the last one; ``""``: none."""
     note: str = ""
-    """Why the last good one was without token streams."""
+    """Why the last good one lacked token streams."""
     generation: int = 0
     running: int = 0
     change_error: str = ""
@@ -160,40 +161,40 @@ class Seen(Struct):
     stalled: float = 0.0
     replaced: dict[str, int] = field(default_factory=dict)
     counters: bytes = b""
-    """MessagePack of its counters: a fifth of the memory of the objects, and thousands of pods are remembered."""
+    """Its counters as MessagePack: a fifth of the memory of the objects, because thousands of pods are remembered."""
     streams: bytes = b""
-    """The same of its token streams; ``b""`` where it has none."""
+    """Its token streams as MessagePack; ``b""`` where it has none."""
 
 
 class Gathered(NamedTuple):
-    """What a fleet's readings came to."""
+    """The result of a fleet's readings."""
 
     samples: list[Sample]
     failing: dict[str, str]
-    """Pods that are ready and cannot be read, by name, and why."""
+    """Ready pods that cannot be read, by name, and why."""
     expected: int
     """Pods that should have been readable."""
-    news: bool
-    """Whether there was any reading that was not known already."""
+    fresh: bool
+    """Whether there was any new reading."""
     replaced: list[tuple[str, str]]
-    """(pod UID, model) that became another since the reading before."""
+    """(pod UID, model) whose model was replaced since the previous reading."""
     rolled_back: list[tuple[str, RolledBack]]
-    """By pod UID: what sidecars took back of the newest document they have."""
+    """By pod UID: what sidecars rolled back of the newest document they have."""
 
     @property
     def readable(self) -> bool:
-        """Whether enough pods answer for those that do to stand for all."""
+        """Whether enough pods answer to represent all."""
         return len(self.failing) <= QUORUM * self.expected and len(self.failing) < max(self.expected, 1)
 
 
 class Evidence:
-    """The memory of a target's pods. Bounded by their number: who is gone is forgotten."""
+    """The memory of a target's pods. Bounded by their number: missing pods are forgotten."""
 
     def __init__(self, target: str) -> None:
         self._target = target
         self.pods: dict[str, Seen] = {}
         self.hash: str | None = None
-        """Of the pod template that is learned from: that of most pods."""
+        """Hash of the pod template that is learned from: that of most pods."""
 
     @property
     def heard(self) -> bool:
@@ -202,32 +203,32 @@ class Evidence:
 
     @property
     def newest(self) -> float:
-        """When the last good reading was made."""
+        """Time of the last good reading."""
         return max((seen.at for seen in self.pods.values()), default=-inf)
 
     def turn(self, pods: Sequence[Pod]) -> bool:
-        """Follow a rollout: learn from the template that most ready pods have; returns whether it became another."""
+        """Follow a rollout: learn from the template of most ready pods; returns whether it changed."""
         hashes = Counter(pod.template_hash for pod in pods if pod.ready and not pod.deleting)
         if not hashes:
             return False
-        # While two have as many pods, it stays with what it knows.
+        # While two have equally many pods, it keeps the present one.
         most = max(hashes, key=lambda each: (hashes[each], each == self.hash))
         before, self.hash = self.hash, most
         return before is not None and most != before
 
     def gather(self, now: float, pods: Sequence[Pod], readings: Mapping[str, Reading], stale_after: float) -> Gathered:
-        """Take what was read since the last time."""
+        """Add the readings since the last time."""
         for uid in self.pods.keys() - {pod.uid for pod in pods}:
             del self.pods[uid]
         gathered = Gathered([], {}, 0, False, [], [])
-        news, expected = False, 0
+        fresh, expected = False, 0
         for pod in pods:
             seen = self.pods.get(pod.uid)
             if seen is None:
                 seen = self.pods[pod.uid] = Seen(pod.name, pod.template_hash, now)
             reading = readings.get(pod.uid)
             if reading is not None and reading.at > seen.read_at:
-                news = True
+                fresh = True
                 seen.read_at = reading.at
                 sample = self._read(pod.uid, seen, reading, gathered)
                 if sample is not None and pod.template_hash == self.hash and not pod.deleting:
@@ -238,7 +239,7 @@ class Evidence:
                     gathered.failing[pod.name] = seen.error
                 elif now - max(seen.at, seen.since) > stale_after:
                     gathered.failing[pod.name] = "nothing was read of it for too long"
-        return gathered._replace(news=news, expected=expected)
+        return gathered._replace(fresh=fresh, expected=expected)
 
     def _read(self, uid: str, seen: Seen, reading: Reading, gathered: Gathered) -> Sample | None:
         report = reading.report
@@ -269,23 +270,23 @@ class Evidence:
             return None
         seconds = report.stats.at - earlier.at
         if report.uptime_seconds - uptime < seconds - CLOCKS_APART:
-            # Another process: its counters began at 0, at a time that nobody knows.
+            # Another process: its counters began at 0, at an unknown time.
             return None
         if seconds <= 0:
-            return None  # the very snapshot that is known
+            return None  # the snapshot is already known
         since = report.stats.since(earlier)
         models = since.models
         seen.error = next(
             (f"{wrong} (model {name!r})" for name, s in models.items() if (wrong := _absurd(s, seconds))), ""
         )
         if seen.error:
-            seen.counters = b""  # whichever of the two is wrong, the next one is compared with neither
+            seen.counters = b""  # it is unknown which of the two is wrong, so the next one is compared with neither
             return None
         gathered.replaced.extend((uid, name) for name in sorted(replaced))
         for name in replaced & models.keys():
-            # Some of these service times are another model's.
+            # Some of these service times belong to the other model.
             models[name] = replace(models[name], cells=[])
-        # What was left out is known from no time on.
+        # Token streams that were left out have no previous counts.
         streams = None if note_before else _streams(streams_before, report.token_streams, seconds)
         return Sample(
             uid=uid,
@@ -305,8 +306,8 @@ class Evidence:
         )
 
     def _wrong(self, report: Report) -> str:
-        """Say what makes a report impossible by itself; ``""``: nothing."""
-        if report.target not in {"", self._target}:  # Prometheus does not tell
+        """Return what makes a report implausible by itself; ``""``: nothing."""
+        if report.target not in {"", self._target}:  # Prometheus does not report it
             return f"its sidecar takes changes for {report.target}: restart the pod"
         stats = report.stats
         if not all(map(_real, (stats.at, stats.device_busy, report.uptime_seconds, report.stalls.seconds))):
@@ -335,7 +336,7 @@ def _packed(streams: TokenStreams) -> bytes:
 
 
 def _streams(before: bytes, after: TokenStreams, seconds: float) -> StreamSample | None:
-    """Read what was counted of token streams in so many seconds; the first of all are counted from 0."""
+    """Return the token streams counted in ``seconds``; the first ones are counted from 0."""
     if not after.arrivals and not after.models:
         return None
     found = difference(msgspec.msgpack.decode(before, type=TokenStreams) if before else TokenStreams(), after)
@@ -344,7 +345,7 @@ def _streams(before: bytes, after: TokenStreams, seconds: float) -> StreamSample
 
 
 def _capacities(report: Report) -> dict[str, Rates]:
-    """Read capacities as far as they can be; what a pod does not know of is as its best."""
+    """Return the capacities, as far as known; those that a pod does not report equal its best."""
     found = {}
     for name, lane in report.lanes.items():
         best = lane.capacity
@@ -361,7 +362,7 @@ def _real(value: float) -> bool:
 
 
 def _absurd(stats: ModelStats, seconds: float) -> str:
-    """Say what cannot have happened in an interval; ``""``: nothing."""
+    """Return what is implausible in an interval; ``""``: nothing."""
     if stats.arrivals > MOST_PER_SECOND * max(seconds, 1.0):
         return f"{stats.arrivals} requests in {seconds:.3g} s"
     if stats.batchable > stats.arrivals:
@@ -374,7 +375,7 @@ def _absurd(stats: ModelStats, seconds: float) -> str:
         return f"{stats.windows} windows of {WINDOW} s in {seconds:.3g} s"
     for cell in stats.cells:
         batches, busy, squared = cell[4:]
-        # The mean of squares is never below the square of the mean; the last bits of differences may say so.
+        # The mean of squares is never below the square of the mean; rounding may violate that in the last bits.
         if busy < 0 or squared < 0 or busy > LONGEST_BATCH * batches or squared * batches < 0.99 * busy * busy - 1e-9:
             return f"{batches} batches that took {busy:.3g} s"
     return ""

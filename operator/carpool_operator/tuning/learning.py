@@ -1,4 +1,4 @@
-"""One model of one target: its tuner, what all its pods run, whether its promise is kept, how it was served lately."""
+"""One model of one target: its tuner, its parameters, whether its SLO is met, and its recent figures."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.evidence import Sum
 
 SELDOM = 120.0
-"""Seconds between refinements of a forecast while others wait for their decisions: 6 ms of CPU each, of a thousand."""
+"""Seconds between refinements of a forecast while other decisions wait: each takes 6 ms of CPU, for each of a thousand
+models."""
 
 LATELY = 15.0
-"""Seconds over which what is observed is shown; between this and twice as long."""
+"""Seconds over which observed figures are taken; between this and twice as long."""
 
 
 class Counted(NamedTuple):
-    """What was counted over some time; seconds are the sum of all pods'."""
+    """Counts over some time; seconds are the sum of all pods'."""
 
     stats: ModelStats
     seconds: float = 0.0
     busy: float = 0.0
 
     def plus(self, other: Counted) -> Counted:
-        """Add what was counted over more time."""
+        """Add counts of more time."""
         return Counted(combine([self.stats, other.stats]), self.seconds + other.seconds, self.busy + other.busy)
 
 
 class Lately:
-    """What was counted in the last ``LATELY`` seconds, and in as many before these."""
+    """Counts of the last ``LATELY`` seconds, and of as many before these."""
 
     def __init__(self, now: float) -> None:
         self._since = now
@@ -71,25 +72,25 @@ class Lately:
 
 
 class Learned:
-    """What the operator knows of one model behind one target."""
+    """The operator's knowledge of one model of one target."""
 
     def __init__(
         self, now: float, policy: BatchingPolicy, model: Model | None, parameters: Parameters, *, kept: bool | None
     ) -> None:
         self.tuner = Tuner(policy, model, parameters)
         self.parameters = self.tuner.parameters
-        """On all pods but canaries."""
+        """Used by all pods except canaries."""
         self.generation = 0
-        """That brought them; 0: not published yet."""
+        """Generation that introduced them; 0: not published yet."""
         self.promise = Promise(policy.slo.percentiles[-1][0], kept)
         self.seen_at = now
         self.decision: Decision | None = None
         self.decided = False
-        """Whether what it runs was chosen: its name in a document says so, and first calls end with that."""
+        """Whether its parameters were chosen: then a document names the model, and that ends first calls."""
         self.replaced: set[str] = set()
-        """UIDs of the pods that said that this became another model, since the last time that was believed."""
+        """UIDs of the pods that reported a replaced model, since the model was last forgotten."""
         self._led_to: Parameters | None = None
-        """What first calls led to on most pods but canaries, when last seen."""
+        """Parameters that first calls led to on most pods except canaries, as last read."""
         self._policy = policy
         self._model = model
         self._refined_at = now
@@ -97,39 +98,39 @@ class Learned:
 
     @property
     def in_force(self) -> Parameters:
-        """What most pods run; it differs from ``parameters`` while nobody decides and first calls go on."""
+        """Parameters of most pods; they differ from ``parameters`` while nothing is decided and first calls go on."""
         return self.tuner.parameters
 
     @property
     def rate(self) -> float:
-        """Requests per second and replica, as the tuner believes."""
+        """Requests per second and replica, as the tuner estimates them."""
         return 0.0 if self.decision is None else self.decision.rate
 
     def follow(self, policy: BatchingPolicy, model: Model | None) -> None:
-        """Go by another policy; what was learned of the model stays."""
+        """Use another policy; what was learned of the model stays."""
         if (policy, model) == (self._policy, self._model):
             return
         if policy.slo != self._policy.slo:
             self.promise = Promise(policy.slo.percentiles[-1][0])
-        self.tuner.adopt(self.parameters)  # what first calls led to was nobody's choice
+        self.tuner.adopt(self.parameters)  # the result of first calls was not a decision
         self._policy, self._model = policy, model
         self.tuner.follow(policy, model)
         self.parameters = self.tuner.parameters
 
     def forget(self) -> None:
-        """Learn anew, from the present parameters: it is another model now."""
+        """Learn anew, from the present parameters, because the model was replaced."""
         self.tuner = Tuner(self._policy, self._model, self.parameters)
         self.replaced.clear()
 
     def adopt(self, parameters: Parameters) -> None:
-        """Put others in force."""
+        """Set the parameters."""
         self.tuner.adopt(parameters)
         self.parameters = self.tuner.parameters
 
     def go_back(self, rejected: Parameters | None = None) -> None:
-        """Go on from what all pods but canaries ran, after a trial that failed; ``rejected``: for what was tried.
+        """Continue from what all pods except canaries ran, after a failed trial of ``rejected``, if that is at fault.
 
-        While nobody had decided, that is what first calls led to, and the baseline never ran.
+        Before the first decision, that is the result of first calls; the baseline never ran.
         """
         ran = self.parameters if self.decided or self._led_to is None else self._led_to
         if rejected is None:
@@ -139,7 +140,7 @@ class Learned:
         self.parameters = self.tuner.parameters
 
     def has_measured(self, parameters: Parameters, beyond: int) -> bool:
-        """Whether it is known what batches take under parameters that were explored: ones larger than ``beyond``."""
+        """Whether the latency of batches under explored parameters is known: batches larger than ``beyond``."""
         service, most = self.tuner.belief.service, parameters.max_batch
         if service is None:
             return False
@@ -149,17 +150,17 @@ class Learned:
         return sum(count for size, count in larger if beyond < size <= most) >= batches_needed(service)
 
     def measured_below(self, rows: int) -> int:
-        """Return the largest size below ``rows`` that was measured well; 0: none."""
+        """Return the largest well measured size below ``rows``; 0: none."""
         service = self.tuner.belief.service
         return 0 if service is None else below(service, rows)
 
     def step(
         self, now: float, total: Sum, learned_from: ModelStats, *, canaries: int = 0, hurried: bool = False
     ) -> Decision:
-        """Observe pods that run what is in force, and decide; service times may be of ``learned_from`` more.
+        """Observe pods that run the present parameters, and decide; ``learned_from`` may have more service times.
 
-        ``canaries``: how many pods try what is riskier, or is explored; 0: all. ``hurried``: others wait for their
-        decisions. What only makes a forecast surer is done seldom then.
+        ``canaries``: how many pods run riskier parameters, or explore; 0: all. ``hurried``: other decisions wait. Then
+        forecasts are refined less often.
         """
         self.seen_at = now
         self._lately.add(now, total)
@@ -184,19 +185,19 @@ class Learned:
             ),
             refine=refine,
         )
-        # A change is chosen once it is put in force: canaries may have to try it first. To keep what is in force is no
-        # choice while requests pass one by one, and no call has waited for another.
+        # A change counts as chosen once it is applied, because canaries may have to try it first. Keeping the
+        # parameters is not a choice while requests pass through one by one, and no call has waited for another.
         kept = self.decision.decided and not self.decision.change and not total.passing
         self.decided = self.decided or kept
         return self.decision
 
     def observed(self) -> Figures | None:
-        """Return how it was served lately; ``None`` without requests."""
+        """Return the recent figures; ``None`` without requests."""
         return self._lately.figures()
 
 
 def predicted(forecast: Forecasted | None) -> Figures | None:
-    """Write a forecast down as a status does."""
+    """Convert a forecast to a status's figures."""
     if forecast is None:
         return None
     return Figures(
@@ -211,11 +212,11 @@ def predicted(forecast: Forecasted | None) -> Figures | None:
 
 
 LONGEST = 99999 * 3600.0
-"""Seconds beyond which a duration cannot be written: forecasts of an overload are infinite."""
+"""Longest duration that can be written, in seconds: forecasts of an overload are infinite."""
 
 
 def _figure(value: float) -> float:
-    """Round to what a person reads: three digits."""
+    """Round to three digits for readers."""
     return float(f"{value:.3g}")
 
 

@@ -1,4 +1,4 @@
-"""Whether an SLO is kept, with hysteresis: one bad second is no alarm, and one good one no all-clear."""
+"""Whether an SLO is met, with hysteresis: one bad second is not a violation, and one good second does not end one."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from math import inf
 from carpool.learning.miss_test import MissTest
 
 CALM = 300.0
-"""Seconds without another alarm before a broken promise may count as kept: at the very limit both tests speak up in
-turn, every 40 s of 100 requests/s."""
+"""Seconds without another violation before a missed SLO may count as met again: exactly at the limit both tests
+alternate, every 40 s at 100 requests/s."""
 
 
 class Promise:
-    """Says ``kept`` once the evidence is strong, either way, and stays with it until it is strong the other way.
+    """Sets ``kept`` on strong evidence for or against, and keeps it until there is strong evidence for the opposite.
 
-    A sequential test both ways, of half of the misses that the ``quantile`` allows against twice as many: so a fleet
-    that misses about as many as it may changes its verdict seldom.
+    A sequential test in both directions: half of the misses that the ``quantile`` allows against twice as many. So the
+    result rarely changes for a fleet that misses about as many as allowed.
     """
 
     def __init__(self, quantile: float, kept: bool | None = None) -> None:
         self.kept = kept
-        """``None`` while nobody can tell."""
+        """``None`` while unknown."""
         self._test = MissTest(quantile)
         self._alarmed_at = -inf
 

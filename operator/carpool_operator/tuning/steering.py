@@ -1,4 +1,4 @@
-"""One target: evidence in, documents out. The tuner decides; here it is decided who gets it, and when nobody may."""
+"""One target: metrics in, documents out. The tuner chooses parameters; this decides which pods get them and when."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from carpool.exchange.decision import Reason
 from carpool.policy.spec import FallbackBehavior, TuningMode
 from carpool.tuning.exploration import LASTS
-from carpool_operator.delivery.documents import EVERY, Publisher, leaves_unsaid, told, without_modes
+from carpool_operator.delivery.documents import EVERY, Publisher, leaves_unsaid, sidecar_policy, without_modes
 from carpool_operator.tuning.canary import Answers, Patience, Trial, Verdict, choose
 from carpool_operator.tuning.capacity import TargetLoad, autoscaler_of, for_autoscaler, full_of
 from carpool_operator.tuning.cold_start import ColdStarts
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.evidence import Gathered, Sample, Sum
 
 OTHER = "<other>"
-"""Where a sidecar counts the models beyond those it tells apart: no model, so not tuned."""
+"""Name under which a sidecar counts models beyond those it distinguishes: not a model, so not tuned."""
 
 MOST_MODELS = 64
-"""Models of a target that are tuned: callers choose the names. Those beyond run what ``*`` does."""
+"""Models of a target that are tuned: callers choose the names. Models beyond that use the parameters of ``*``."""
 
 FORGOTTEN_AFTER = 600.0
-"""Seconds after which a model that no pod knows any more is forgotten."""
+"""Seconds after which a model that no pod reports any more is forgotten."""
 
 PASS_AGAIN = 60.0
-"""Seconds between documents that only end what a backlog did to pass-through: each is a write for all pods."""
+"""Seconds between documents that only end the effect of a backlog on pass-through: each is a write for all pods."""
 
 RECOMMEND_AGAIN = 60.0
 """Seconds between two recommendations."""
 
 OUTLIVED = 2.0
-"""How many times as much load came when a trial began as does now, for another step to take its place."""
+"""Ratio of the load when a trial began to the present load, from which another step may replace the trial."""
 
 
 class Happening(NamedTuple):
-    """Something that was decided for one model of the target."""
+    """A decision for one model of the target."""
 
     action: str
     """Applied, Recommended, Trying, Promoted, Measured, RolledBack, FellBack or Recovered."""
@@ -60,13 +60,13 @@ class Happening(NamedTuple):
     reason: str
     message: str
     parameters: Parameters | None = None
-    """That came into force, stay, or are tried; ``None`` where the models are not all alike."""
+    """Parameters that are applied, stay, or are tried; ``None`` where the models differ."""
     observed: Figures | None = None
     predicted: Figures | None = None
     alternative: str = ""
-    """What another objective would do."""
+    """Forecast for another objective."""
     generation: int = 0
-    """Of the document that says so; 0: none does."""
+    """Generation of its document; 0: there is none."""
 
 
 class Steering:
@@ -83,62 +83,63 @@ class Steering:
         self.cold_starts = ColdStarts()
         self.streams = FleetStreams()
         self.engines = FleetEngines()
-        """Those without a sidecar."""
+        """Engines without a sidecar."""
         self.every_since = 0
-        """Generation that brought the parameters of models that are not named."""
+        """Generation that introduced the parameters of models that are not named."""
         self._restored: Change | None = None
         self._uncompared: Change | None = None
-        """The same, until it was compared with the policy."""
+        """The restored change, until it was compared with the policy."""
         self._unsaid: int | None = None
-        """Generation of the policy of which an older operator's documents say no modes, while these stay unsaid."""
+        """Generation of the policy whose modes an older operator's documents lack, while the documents continue to
+        leave them out."""
         self._recalled: dict[str, int] = {}
-        """Models that a status named, and the generations that brought what they run."""
+        """Models in a status, and the generations that introduced their parameters."""
         self._patience = Patience()
         self._proven: tuple[str, Parameters] | None = None
-        """What canaries explored until this pass, and measured: if it is chosen now, all pods may have it."""
+        """Explored by canaries until this pass, and measured: if chosen now, it may go to all pods."""
         self._owed = False
-        """Whether a document is due that may say nothing new."""
+        """Whether a document is due even without new content."""
         self._passed_at = -inf
         self._recommended: dict[str, tuple[float, Parameters]] = {}
         self._happenings: list[Happening] = []
 
     @property
     def canaries(self) -> frozenset[str]:
-        """UIDs of the pods that try something."""
+        """UIDs of the pods of a trial."""
         return frozenset() if self.trial is None else self.trial.pods
 
     @property
     def awaits_first_reading(self) -> bool:
-        """Whether this goes on from what another operator did, and nothing was read yet that could differ from it."""
+        """Whether this continues another operator's work, without any reading yet."""
         return self._restored is not None and not self.evidence.heard
 
     def restore(self, change: Change) -> None:
-        """Go on from what the ConfigMap holds."""
+        """Continue from the ConfigMap's content."""
         self.publisher.restore(change)
         self._restored = self._uncompared = change
         self.every_since = change.generation
 
     def recall(self, models: Iterable[TargetModel]) -> None:
-        """Go on with the models that a status names: documents don't name those that run what all do."""
+        """Continue with the models of a status: documents don't name those that use the parameters of all."""
         self._recalled = {model.name: model.generation for model in models}
 
     def step(
         self, view: View, spec: PolicySpec, *, wanted: bool, kept: bool | None
     ) -> tuple[list[Document], list[Happening]]:
-        """Take what was read and decide.
+        """Use the readings and decide.
 
-        ``wanted``: whether the pods are to have documents at all. ``kept``: what was last said of the SLO, for models
-        that this sees for the first time.
+        ``wanted``: whether the pods should have documents at all. ``kept``: the SLO's last reported state, for models
+        that are new here.
         """
         now, pods = view.now, view.pods.get(self.target, ())
         self._happenings = []
         policy = spec.policy()
         if autoscaler_of(view.workloads.get(self.target)):
             policy = for_autoscaler(policy)
-        part = self._told(policy, view)  # without a pause: what sidecars run stays then, first calls included
+        part = self._sidecar_policy(policy, view)  # without a pause: what sidecars run stays then, first calls included
         if view.policy.paused:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
-        # 1. The policy, and which pods are learned from.
+        # 1. The policy, and the pods to learn from.
         self._follow(now, policy, part, kept)
         if self.evidence.turn(pods):
             for learned in self.models.values():
@@ -158,7 +159,7 @@ class Steering:
         streamed = [(each.uid, each.seconds, each.streams) for each in samples if each.streams is not None]
         self.streams.observe(now, streamed, ready)
         if not wanted:
-            # What can't be said is not decided either: later it would stand on evidence of then.
+            # Decisions that can't be published are not made: later they would rest on old evidence.
             for learned in self.models.values():
                 learned.seen_at = max(learned.seen_at, self.evidence.newest)
             return [], []
@@ -171,14 +172,14 @@ class Steering:
 
     # ------------------------------------------------------------------------------------------------- policy
 
-    def _told(self, policy: BatchingPolicy, view: View) -> BatchingPolicy:
-        """Return what sidecars are told of a policy.
+    def _sidecar_policy(self, policy: BatchingPolicy, view: View) -> BatchingPolicy:
+        """Return the part of a policy that sidecars get.
 
-        An upgrade of the operator changes nothing that runs. First calls go on under documents without modes, and
-        passThrough: Never would end them, at one call at a time; in older sidecars Hold would, too. Never waits until
-        all models are named, Hold until all sidecars are of today, and both end when somebody edits the policy.
+        An upgrade of the operator must change nothing that runs. First calls go on under documents without modes.
+        passThrough: Never would end them, at one call at a time; in older sidecars Hold would, too. So Never is left
+        out until all models are named, Hold until all sidecars are current. Editing the policy includes both at once.
         """
-        part, generation = told(policy), view.policy.generation
+        part, generation = sidecar_policy(policy), view.policy.generation
         before, self._uncompared = self._uncompared, None
         unedited = view.policy.status.get("observedGeneration") == generation
         if before is not None and unedited and leaves_unsaid(before.policy, part):
@@ -203,7 +204,7 @@ class Steering:
                 else:
                     learned = self._meet(now, policy, name, kept, restored.get(name, restored.get(EVERY)))
                     learned.generation, learned.decided = generation, name in restored
-        # By what pods say, not by the clock: while none is there or can be read, nothing is forgotten.
+        # By the pods' readings, not by the clock: while no pod exists or can be read, nothing is forgotten.
         newest = self.evidence.newest
         for name in [name for name, each in self.models.items() if newest - each.seen_at > FORGOTTEN_AFTER]:
             del self.models[name]
@@ -224,7 +225,7 @@ class Steering:
         return learned
 
     def _forget_replaced(self, gathered: Gathered) -> None:
-        """Learn a model anew once most pods say that it is another; a pod whose model server restarted is no news."""
+        """Learn a model anew once most pods report that it was replaced; one restarted model server is not enough."""
         for uid, name in gathered.replaced:
             learned = self.models.get(name)
             if learned is not None:
@@ -235,7 +236,7 @@ class Steering:
     # ------------------------------------------------------------------------------------------------- evidence
 
     def _sees(self, now: float, spec: PolicySpec, gathered: Gathered) -> bool:
-        """Say whether there is evidence to decide on, and fall back where there was none for too long."""
+        """Return whether there is evidence to decide on, and fall back if there was none for too long."""
         turn = self.trust.take(now, spec, gathered, self.evidence.newest)
         why = "" if self.trust.blind is None else self.trust.blind.message
         if turn is Turn.RECOVERED:
@@ -252,7 +253,7 @@ class Steering:
         return turn in {Turn.SEEING, Turn.RECOVERED}
 
     def _take_back(self, now: float, policy: BatchingPolicy, gathered: Gathered) -> None:
-        """Take in what sidecars took back by themselves: what one found wanting, no other is to run."""
+        """Apply the sidecars' own rollbacks: parameters that one sidecar rejected must not run on others."""
         change = self.publisher.change
         for uid, rolled in gathered.rolled_back:
             message = f"a sidecar undid {rolled.rejected.describe()}: {rolled.reason}"
@@ -277,7 +278,7 @@ class Steering:
     def _decide(
         self, view: View, spec: PolicySpec, policy: BatchingPolicy, pods: Sequence[Pod], samples: list[Sample]
     ) -> None:
-        """Hand every model's evidence to its tuner, the canaries' to the trial."""
+        """Pass every model's evidence to its tuner, and the canaries' evidence to the trial."""
         change, tried = self.publisher.change, self.publisher.trial
         if change is None:
             return
@@ -298,7 +299,7 @@ class Steering:
                     continue
                 learned = self._meet(view.now, policy, name, None, change.parameters.get(name))
             if name == ended:
-                continue  # what was counted was counted under what is over
+                continue  # its counts belong to the ended trial
             decision = learned.step(view.now, total, every[name].stats, canaries=len(few), hurried=view.hurried)
             self._outlive(name, decision)
             if decision.change:
@@ -309,14 +310,15 @@ class Steering:
     def _turn(
         self, view: View, spec: PolicySpec, name: str, learned: Learned, decision: Decision, canaries: list[str]
     ) -> None:
-        """Decide who gets what the tuner decided: all, these canaries, or nobody yet."""
+        """Decide which pods get the tuner's decision: all, these canaries, or none yet."""
         parameters = decision.parameters
         if parameters == learned.parameters:
             if view.now - self._passed_at >= PASS_AGAIN:
                 self._passed_at = view.now
                 self._owed = True
             return
-        # After a trial whose canaries were lost all but one may be unready for a moment: that is nobody to risk it on.
+        # After a trial whose canaries were lost all but one pod may be unready for a moment: that one must not take the
+        # risk.
         waits = self.trial is not None or not self._patience.over(view.now)
         is_proven = self._proven == (name, parameters) and decision.reason is not Reason.EXPLORES
         if decision.tentative and not is_proven and spec.canary.enabled and (canaries or waits):
@@ -354,7 +356,7 @@ class Steering:
     def _judge(
         self, now: float, trial: Trial, pods: Sequence[Pod], canaries: dict[str, Sum], others: dict[str, Sum]
     ) -> str | None:
-        """Observe a trial and end it when its time has come; returns the model of an ended one."""
+        """Observe a trial and end it when it is time; returns the model of an ended one."""
         there = {pod.uid for pod in pods if pod.ready and not pod.deleting and pod.template_hash == self.evidence.hash}
         learned = self.models[trial.model]
         if not trial.pods & there or len(there) < 2:
@@ -367,7 +369,7 @@ class Steering:
         explores = trial.decision.reason is Reason.EXPLORES
         message = f"{trial.parameters.describe()}: {message}"
         if verdict is Verdict.PROMOTE and explores:
-            # Whether all are to run it is for the tuner to say, once it is measured.
+            # Once it is measured, the tuner decides whether all pods should run it.
             is_measured = learned.has_measured(trial.parameters, trial.beyond)
             if is_measured or now - trial.since >= LASTS:
                 self._end_exploration(trial, message, is_measured=is_measured)
@@ -384,7 +386,7 @@ class Steering:
         return trial.model
 
     def _end_exploration(self, trial: Trial, message: str, *, is_measured: bool) -> None:
-        """Let canaries run what all run again; with what they showed the tuner chooses."""
+        """End the exploration: canaries return to the common parameters, and the tuner uses what they measured."""
         self._patience.succeeded()
         self._call_back()
         if is_measured:
@@ -393,10 +395,10 @@ class Steering:
         self._happened("Measured", trial.model, "CanaryMeasured", message + showed, self.models[trial.model])
 
     def _outlive(self, name: str, decision: Decision) -> None:
-        """End a trial whose load is gone, if another step is wanted now: what little still comes would prove nothing.
+        """End a trial whose load is gone, if another step is wanted now: few requests would prove nothing.
 
-        Where requests are to pass one by one, any fall will do: the less comes, the longer that would wait behind it.
-        A load that rises needs no such end: what is asked for then is asked of all pods at once.
+        If requests should pass through one by one, any fall suffices: the lower the load, the longer a switch would
+        wait for the trial. A rising load needs no such rule: the new parameters go to all pods at once.
         """
         trial = self.trial
         if trial is None or trial.model != name:
@@ -428,7 +430,7 @@ class Steering:
         self._happened("RolledBack", trial.model, "CanaryReturned", message, self.models[trial.model])
 
     def _call_back(self) -> None:
-        """End a trial, whatever it would have shown: what all run is published again, newer than what canaries have."""
+        """End a trial without a result: publish the common parameters again, newer than the canaries'."""
         if self.trial is not None:
             self.trial = None
             self._owed = True

@@ -1,4 +1,4 @@
-"""Token streams of one target: what its pods counted lately, what runs and waits, and whether their SLO is met."""
+"""Token streams of one target: recent counts of its pods, what runs and waits, and whether their SLO is met."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from carpool_operator.api.status import EngineLimits
 
 SPAN = 60.0
-"""Seconds of each pod's own clock over which is counted: a p99 of 5 requests/s wants 300 of them."""
+"""Seconds of each pod's own clock over which requests are counted: a p99 at 5 requests/s needs 300 of them."""
 
 SELDOM = 60.0
-"""Seconds between two statuses that say something else: each is a write to the API server."""
+"""Seconds between two updates of the status: each is a write to the API server."""
 
 MOVED = 0.1
-"""Relative change of a figure from which a status says so."""
+"""Relative change of a figure from which the status is updated."""
 
 QUANTILE = 0.99
-"""Of the targets for TTFT and TPOT."""
+"""Quantile of the targets for TTFT and TPOT."""
 
 UNCOUNTED = "cancelled"
-"""How a request ended that its client gave up: neither met nor missed."""
+"""Outcome of a request that its client cancelled: neither met nor missed."""
 
 
 class StreamSample(NamedTuple):
-    """What one pod counted of token streams between two readings, and how it stands now."""
+    """Counts of one pod's token streams between two readings, and its present state."""
 
     arrivals: int
     hits: int
     missed: int
-    """Answers that were late, refused requests and errors."""
+    """Answers that were late, rejected requests and errors."""
     output_tokens: int
     ttft: list[int]
     tpot: list[int]
@@ -55,7 +55,7 @@ class StreamSample(NamedTuple):
 
 
 def difference(before: TokenStreams, after: TokenStreams) -> StreamSample | None:
-    """Return what was counted in between; None where that can't be: another version of the sidecar, or no counters."""
+    """Return the counts in between; None if that is impossible: another version of the sidecar, or no counters."""
     earlier = {each.model: each for each in before.models}
     hits = ended = tokens = 0
     ttft, tpot = [0] * (len(BOUNDS) + 1), [0] * (len(BOUNDS) + 1)
@@ -85,7 +85,7 @@ def _ended(ends: dict[str, int]) -> int:
 
 
 def _known(gate: GateState | None) -> tuple[float | None, float | None, float | None]:
-    """Return limit, capacity and capacity in tokens, as far as they can be."""
+    """Return limit, capacity and capacity in tokens, as far as known."""
     if gate is None:
         return None, None, None
     values = (gate.limit, gate.capacity, gate.capacity_tokens)
@@ -94,21 +94,21 @@ def _known(gate: GateState | None) -> tuple[float | None, float | None, float | 
 
 
 class FleetStreams:
-    """Remembers a few readings of each pod, and what was said."""
+    """Remembers a few readings of each pod, and the last status."""
 
     def __init__(self) -> None:
         self.promise = Promise(QUANTILE)
         self._samples: dict[str, deque[tuple[float, StreamSample]]] = {}
-        """By pod UID: seconds, and what was counted in them."""
+        """By pod UID: seconds, and the counts of these."""
         self._said: TokenStreamsStatus | None = None
         self._said_at = -inf
 
     def recall(self, said: TokenStreamsStatus) -> None:
-        """Go on from what another operator said."""
+        """Continue from another operator's status."""
         self._said = said
 
     def observe(self, now: float, samples: Iterable[tuple[str, float, StreamSample]], ready: Collection[str]) -> None:
-        """Take (pod UID, seconds, what was counted); ``ready``: UIDs of the pods that serve."""
+        """Add (pod UID, seconds, counts); ``ready``: UIDs of the serving pods."""
         hits = missed = 0
         for uid, seconds, sample in samples:
             kept = self._samples.setdefault(uid, deque())
@@ -123,7 +123,7 @@ class FleetStreams:
             self.promise.observe(now, hits, missed)
 
     def status(self, now: float, target: str, recommended: EngineLimits | None = None) -> TokenStreamsStatus | None:
-        """Return what a status says of ``target``; None before any token stream was seen."""
+        """Return the status of ``target``; None before the first token stream."""
         found = self._found(target)
         if found is None:
             return self._said
@@ -170,7 +170,7 @@ _MOVING = ("requests_per_second", "goodput", "tokens_per_second", "ttft_p99", "t
 
 
 def _moved(said: TokenStreamsStatus, found: TokenStreamsStatus) -> bool:
-    """Say whether figures differ clearly."""
+    """Return whether figures differ clearly."""
     for name in _MOVING:
         before, now = getattr(said, name), getattr(found, name)
         if (before is None) != (now is None) or (now is not None and abs(now - before) > MOVED * before):
@@ -180,7 +180,7 @@ def _moved(said: TokenStreamsStatus, found: TokenStreamsStatus) -> bool:
 
 
 def _figure(value: float) -> float:
-    """Round to what a person reads: three digits."""
+    """Round to three digits for readers."""
     return float(f"{value:.3g}")
 
 

@@ -1,4 +1,4 @@
-"""Whether there is evidence to decide on: guards, each with a reason, and what follows when there is none for long."""
+"""Whether there is evidence to decide on: checks, each with a reason, and the result when there is none for long."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class Blind(NamedTuple):
 
 
 class Turn(Enum):
-    """What became of the evidence."""
+    """What the evidence allows."""
 
     SEEING = auto()
     BLIND = auto()
     """There is nothing to decide on now."""
     LOST = auto()
-    """There has been nothing for too long: fall back. Said once."""
+    """There has been nothing for too long: fall back. Reported once."""
     RECOVERED = auto()
-    """There is something again after that. Said once."""
+    """There is evidence again after that. Reported once."""
 
 
 class Trust:
     """Remembers how long evidence has been missing.
 
-    One lost answer is no reason to do anything: evidence is lost when it is older than ``metrics.staleAfter`` and
+    One lost answer has no effect. Evidence is lost when it is older than ``metrics.staleAfter`` and
     ``fallback.failureThreshold`` readings in a row have failed.
     """
 
@@ -43,15 +43,15 @@ class Trust:
         self.blind: Blind | None = None
         """``None`` while there is evidence."""
         self.good_at = inf
-        """When there was evidence last, or since when some was to be expected; the operator's clock."""
+        """Time of the last evidence, or since when some was expected; the operator's clock."""
         self._failures = 0
         self._lost = False
 
     def take(self, now: float, spec: PolicySpec, gathered: Gathered, newest: float) -> Turn:
-        """Judge what was gathered; ``newest``: when the last good reading was made."""
+        """Check what was gathered; ``newest``: time of the last good reading."""
         if not gathered.expected:
             self.blind = Blind("NoPodsReady", "no pod with a sidecar is ready")
-            self.good_at = now  # nothing is to be expected
+            self.good_at = now  # nothing is expected
             return Turn.BLIND
         self.good_at = min(self.good_at, now)
         if not gathered.readable:
@@ -59,12 +59,12 @@ class Trust:
             count = f"{len(gathered.failing)} of {gathered.expected} pods cannot be read"
             self.blind = Blind(Reason.METRICS_STALE, f"{count}, among them {name}: {error}")
             stale = now - self.good_at > spec.metrics.stale_seconds
-            self._failures += gathered.news or stale
+            self._failures += gathered.fresh or stale
             if self._lost or not stale or self._failures < spec.fallback.failure_threshold:
                 return Turn.BLIND
             self._lost = True
             return Turn.LOST
-        if not gathered.news:
+        if not gathered.fresh:
             return Turn.BLIND
         if gathered.samples and all(sample.stalled for sample in gathered.samples):
             message = "the pods' hosts paused; what was measured meanwhile is not used"

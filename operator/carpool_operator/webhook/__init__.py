@@ -1,1 +1,1 @@
-"""The webhook itself: AdmissionReviews over HTTP, its certificates, and what it reads of the cluster."""
+"""The webhook: AdmissionReviews over HTTP, its certificates, and the cluster objects that it reads."""

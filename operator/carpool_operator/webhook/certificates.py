@@ -1,8 +1,8 @@
 """The webhook's own certificates: what a Secret holds, and what it should hold at a given time.
 
-Each serving certificate comes with a certificate authority of its own, whose key is thrown away at once: no key that
-could sign another lies anywhere. API servers trust a bundle of them. A new certificate is announced first and served
-when API servers have long seen its authority, so that no call fails while it is changed.
+Each serving certificate has its own certificate authority, whose key is discarded at once: no stored key could sign
+another certificate. API servers trust a bundle of authorities. A new certificate is announced first, and served only
+when API servers have known its authority for long enough, so that no call fails during the change.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 LIFE = 90 * 86400.0
-"""Seconds that a certificate is good for; it is renewed when two thirds are over."""
+"""Seconds that a certificate is valid; it is renewed after two thirds."""
 SETTLE = 600.0
-"""Seconds between announcing a certificate and serving it: API servers and other replicas see changes in a few."""
+"""Seconds between announcing a certificate and serving it: API servers and other replicas see changes within a few."""
 SKEW = 300.0
-"""Seconds that others' clocks may be late."""
+"""Seconds that others' clocks may be behind."""
 
 
 class Pair(NamedTuple):
@@ -36,23 +36,23 @@ class Pair(NamedTuple):
 
     @property
     def made(self) -> float:
-        """When, in seconds since the epoch."""
+        """Start of validity, in seconds since the epoch."""
         return _leaf(self.certificate).not_valid_before_utc.timestamp() + SKEW
 
     @property
     def ends(self) -> float:
-        """Until when it is good, in seconds since the epoch."""
+        """End of validity, in seconds since the epoch."""
         return _leaf(self.certificate).not_valid_after_utc.timestamp()
 
     def serves(self, names: Iterable[str], now: float) -> bool:
-        """Whether API servers would take it: now, and for these names."""
+        """Whether API servers would accept it: now, and for these names."""
         leaf = _leaf(self.certificate)
         known = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         return self.made - SKEW <= now < self.ends and set(names) <= set(known.get_values_for_type(x509.DNSName))
 
 
 class Material(Struct, frozen=True):
-    """What a Secret holds: the pair in use, the one announced, and the authorities to be trusted."""
+    """A Secret's content: the pair in use, the announced one, and the authorities to trust."""
 
     current: Pair
     following: Pair | None
@@ -67,7 +67,7 @@ class Material(Struct, frozen=True):
 
 
 def read(data: Mapping[str, bytes]) -> Material | None:
-    """Read a Secret's ``data``; ``None`` where it holds nothing, or nothing that fits together."""
+    """Parse a Secret's ``data``; ``None`` where it is empty or inconsistent."""
     try:
         current = _pair(data["tls.crt"], data["tls.key"])
         following = _pair(data["next.crt"], data["next.key"]) if "next.crt" in data else None
@@ -80,12 +80,12 @@ def read(data: Mapping[str, bytes]) -> Material | None:
 
 
 def renewed(material: Material | None, names: tuple[str, ...], now: float) -> Material:
-    """Return what should be held; the same object where nothing is to be done.
+    """Return the wanted content; the same object if nothing has to be done.
 
-    ``names``: DNS names to serve. ``now``: seconds since the epoch. What can't serve now is replaced at once: it has
-    nothing to lose.
+    ``names``: DNS names to serve. ``now``: seconds since the epoch. A pair that can't serve now is replaced at once:
+    waiting would not help.
     """
-    # 1. Nothing that serves
+    # 1. No pair that can serve
     if material is None or not material.current.serves(names, now):
         following = None if material is None else material.following
         if material is not None and following is not None and following.serves(names, now):
@@ -97,7 +97,7 @@ def renewed(material: Material | None, names: tuple[str, ...], now: float) -> Ma
     # 2. One that was announced long enough ago
     if following is not None and (not following.serves(names, now) or now >= following.made + SETTLE):
         return Material(following if following.serves(names, now) else current, None, bundle)
-    # 3. One that grows old
+    # 3. One that has to be renewed
     if following is None and now >= current.made + (current.ends - current.made) * 2 / 3:
         following, authority = issue(names, now)
         return Material(current, following, authority + bundle)
@@ -130,7 +130,7 @@ def issue(names: tuple[str, ...], now: float) -> tuple[Pair, bytes]:
 
 
 def _pair(certificate: bytes, key: bytes) -> Pair:
-    """Raise ``ValueError`` where the two don't belong together."""
+    """Raise ``ValueError`` if the two don't match."""
     private = load_pem_private_key(key, password=None)
     leaf = _leaf(certificate)
     leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName)
@@ -144,7 +144,7 @@ def _leaf(pem: bytes) -> x509.Certificate:
 
 
 def _living(bundle: bytes, now: float) -> bytes:
-    """Return a bundle without what has ended."""
+    """Return a bundle without expired authorities."""
     authorities = x509.load_pem_x509_certificates(bundle)
     return b"".join(
         each.public_bytes(Encoding.PEM) for each in authorities if now < each.not_valid_after_utc.timestamp()

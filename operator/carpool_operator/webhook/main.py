@@ -1,4 +1,4 @@
-"""The command ``carpool-injector``: the webhook, its certificates, and what it reads of the cluster."""
+"""The command ``carpool-injector``: the webhook, its certificates, and the cluster objects that it reads."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from carpool_operator.injector.resources import Resources
 
 OK, CANNOT_START = 0, 3
-"""Exit codes: ended by a signal; no cluster, or a port can't be had."""
+"""Exit codes: stopped by a signal; no cluster, or a port is not available."""
 
 LAME = 5.0
-"""Seconds that it goes on answering after SIGTERM, while API servers still come here."""
+"""Seconds that it still answers after SIGTERM, while API servers still call it."""
 FINISH = 10.0
-"""Seconds that what it answers then may take."""
+"""Seconds that answers in progress may then take."""
 
 log = logging.getLogger("carpool.injector")
 
@@ -129,7 +129,7 @@ def _secret(text: str) -> str:
 
 
 def _resources(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Resources:
-    """Read what sidecars may use, as the annotations have it; ends the process where that can't be meant."""
+    """Read the sidecars' resources, in the annotations' format; exits the process if they are invalid."""
     written = {
         names.CPU: options.sidecar_cpu,
         names.CPU_LIMIT: options.sidecar_cpu_limit,
@@ -143,7 +143,7 @@ def _resources(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
 
 
 class Upkeep:
-    """Keeps certificates and the public key up to date, one look after the other."""
+    """Keeps certificates and the public key current, one check after the other."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Upkeep:
         self._wall = wall
 
     async def look(self) -> None:
-        """Look once. What fails is logged and counted; what was good before stays in use."""
+        """Check once. Failures are logged and counted; the previous values stay in use."""
         for part in (self._public_key, self._certificate):
             try:
                 await part()
@@ -174,7 +174,7 @@ class Upkeep:
     async def _public_key(self) -> None:
         injector = self._injector
         found = await store.public_key(self._server, self._names)
-        # One that is gone stays: sidecars that have it are there, and the operator will publish the same again.
+        # A deleted key stays in use: sidecars have it, and the operator will publish it again.
         if found not in {None, injector.settings.public_key}:
             injector.settings = msgspec.structs.replace(injector.settings, public_key=found)
             log.info("the operator's public key is %s", found)
@@ -214,7 +214,7 @@ async def _run(options: argparse.Namespace, injector: Injector) -> None:
         log.info("answering at port %d", options.port)
         while not stopping.is_set():
             try:
-                # While something is missing somebody waits for it.
+                # While something is missing, pods or users wait for it.
                 async with asyncio.timeout(min(options.interval, 1.0) if injector.problem else options.interval):
                     await stopping.wait()
             except TimeoutError:

@@ -1,4 +1,4 @@
-"""What namespaces say about the sidecars in them: read when a pod asks, and kept for a few seconds."""
+"""The namespaces' settings for their sidecars: read when a pod is admitted, and cached for a few seconds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from carpool_operator.webhook.store import Server
 
 KEEP = 10.0
-"""Seconds for which what was read is good. Where there is a quota, what is left of it is read for every pod."""
+"""Seconds for which a reading is cached. Quotas' remaining amounts are read for every pod."""
 WITHIN = 1.5
-"""Seconds that reading may take; the API server waits 5 for the whole review."""
+"""Timeout of a reading in seconds; the API server waits 5 for the whole review."""
 MOST = 1000
-"""Namespaces that are remembered."""
+"""Most namespaces that are cached."""
 
 log = logging.getLogger("carpool.injector")
 
@@ -32,7 +32,7 @@ class _Seen(NamedTuple):
 
 
 class Namespaces:
-    """Reads them. ``clock``: monotonic seconds; ``failed`` is called for each time that it could not."""
+    """Reads them. ``clock``: monotonic seconds; ``failed`` is called after each failed reading."""
 
     def __init__(self, server: Server, clock: Callable[[], float], failed: Callable[[], None]) -> None:
         self._server = server
@@ -41,7 +41,7 @@ class Namespaces:
         self._seen: dict[str, _Seen] = {}
 
     async def around(self, namespace: str) -> Surroundings:
-        """Return what is known of a namespace. What can't be read now is as it was when last read, or unknown."""
+        """Return what is known of a namespace. If reading fails, return the last known value, or unknown."""
         seen = self._seen.get(namespace)
         fresh = seen is not None and self._clock() < seen.at + KEEP
         if seen is not None and fresh and not seen.around.quotas:

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from carpool_operator.workloads.kind import Kind
 
 MAX_ANNOTATIONS = 256 * 2**10
-"""Bytes of an object's annotations, names and values; the API server refuses objects with more."""
+"""Bytes of an object's annotations, names and values; the API server rejects objects with more."""
 MAX_WARNING = 250
-"""Characters of a warning; kubectl shows no more than 256."""
+"""Most characters of a warning; kubectl shows no more than 256."""
 
 
 class Answer(NamedTuple):
-    """What was done: ``result`` for the metric, ``of`` for the log; ``changed``: the same object where nothing was."""
+    """The answer: ``result`` for the metric, ``of`` for the log; ``changed``: the same object if nothing changed."""
 
     result: str
     of: str
@@ -38,9 +38,9 @@ class Answer(NamedTuple):
 
 
 def judge(request: Json, settings: Settings, drain_key: str, *, around: Surroundings = UNKNOWN) -> Answer:
-    """Decide on what is admitted: a Pod gets its sidecar, a workload's template its annotation.
+    """Decide on an admitted object: a Pod gets its sidecar, a workload's template its annotation.
 
-    ``around``: what its namespace says.
+    ``around``: the namespace's annotations and limits.
     """
     thing, namespace = request["object"], request.get("namespace", "")
     kind = registry.BY_NAME.get(request["kind"]["kind"])
@@ -54,7 +54,7 @@ def judge(request: Json, settings: Settings, drain_key: str, *, around: Surround
         if _fits(changed):
             return Answer("Injected", of, changed)
         decision = Skip(Reason.NO_ROOM, "with a sidecar, the pod's annotations would be over 256 KiB: shorten them")
-    if not decision.told or annotations_of(thing).get(names.SKIPPED) == str(decision):
+    if not decision.is_annotated or annotations_of(thing).get(names.SKIPPED) == str(decision):
         return Answer(decision.reason, of, thing)
     changed = skipped(thing, str(decision))
     return Answer(decision.reason, f"{of}: {decision.message}", changed if _fits(changed) else thing)
@@ -72,7 +72,7 @@ def respond(request: Json, answer: Answer) -> Json:
 
 
 def _fits(thing: Json) -> bool:
-    """Whether an API server takes an object's annotations."""
+    """Whether an API server accepts an object's annotations."""
     return (
         sum(len(name.encode()) + len(value.encode()) for name, value in annotations_of(thing).items())
         <= MAX_ANNOTATIONS
@@ -83,7 +83,7 @@ def _workload(kind: Kind, workload: Json, namespace: str, settings: Settings, ar
     name = workload["metadata"].get("name") or workload["metadata"].get("generateName", "")
     changed = propagate(kind, workload)
     template = kind.pod(changed)
-    # Who annotates is told at once what the operator will say, and the pods.
+    # Warn the user at once with the message that the operator and the pods will report.
     problems = [
         *names.read(kind.name, name, annotations_of(workload)).problems,
         *names.misplaced({} if template is None else annotations_of(template)),
@@ -93,7 +93,7 @@ def _workload(kind: Kind, workload: Json, namespace: str, settings: Settings, ar
         result = "Propagated" if asks(workload) else "TakenOut"
     if result == "Propagated" and template is not None:
         decision = decide(template, Target(namespace, kind.name, name), settings, around=around)
-        if isinstance(decision, Skip) and decision.told:
+        if isinstance(decision, Skip) and decision.is_annotated:
             problems.append(f"its pods will have no sidecar: {decision}")
     return Answer(
         result, f"{kind.name.lower()} {namespace}/{name}", changed, tuple(f"carpool: {problem}" for problem in problems)

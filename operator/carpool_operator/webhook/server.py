@@ -1,4 +1,4 @@
-"""The webhook over HTTP: AdmissionReviews in, answers out; it never stands in anybody's way."""
+"""The webhook over HTTP: AdmissionReviews in, answers out; it never blocks a request."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ if TYPE_CHECKING:
     from carpool_operator.injector.room import Surroundings
 
 MAX_REVIEW = 4 * 2**20
-"""Bytes. API servers take requests of up to 3 MiB, and keep up to 1.5 MiB; a review of an update holds that twice."""
+"""Bytes of a review. API servers accept requests of up to 3 MiB, and store up to 1.5 MiB; the review of an update has
+that twice."""
 MAX_OBJECT = 2**19
-"""Bytes of an object that is read: a pod is 10 KiB. As Python objects, with their copy, it is up to 80 times that."""
+"""Most bytes of an object that is read: a pod is 10 KiB. As Python objects, with their copy, it takes up to 80 times
+that."""
 LARGE = 64 * 2**10
-"""Bytes from which a review has to wait until there is room for it."""
+"""Bytes from which a review has to wait for room."""
 LARGE_AT_ONCE = 2
-"""Large reviews in memory: 2 x 4 MiB of bytes, besides the one object that is read."""
+"""Large reviews in memory: 2 x 4 MiB of bytes, besides the one object that is being read."""
 BUFFER = 16 * 2**10
 """Bytes that a connection buffers while its review waits; aiohttp holds twice that."""
 READ = 5.0
-"""Seconds that a review may take to come in; API servers wait as long for the whole call."""
+"""Timeout in seconds for receiving a review; API servers wait as long for the whole call."""
 TOO_LARGE = "TooLarge"
-"""Result of an object that is not read."""
+"""Result for an object that is not read."""
 KINDS = (*registry.BY_NAME, "Pod")
-"""What is reviewed. Anybody may call, and each kind that was is counted and remembered."""
+"""Kinds that are reviewed. Anyone may call, and each kind seen is counted and remembered."""
 
 log = logging.getLogger("carpool.injector")
 
@@ -50,7 +52,7 @@ class _Kind(Struct):
 
 
 class _Question(Struct):
-    """What is read of a review; what was there before an update is passed over."""
+    """The part of a review that is read; the object before an update is ignored."""
 
     uid: str
     kind: _Kind
@@ -66,7 +68,7 @@ _reviews = msgspec.json.Decoder(_Review)
 
 
 class Injector:
-    """What answers. ``settings`` may be replaced at any time; ``problem`` is why it is not ready, or ``None``."""
+    """Handles requests. ``settings`` may be replaced at any time; ``problem``: why it is not ready, or ``None``."""
 
     def __init__(
         self,
@@ -77,10 +79,10 @@ class Injector:
     ) -> None:
         self.settings = settings
         self.around = around
-        """What says what a namespace has; ``None``: nothing is known of any."""
+        """Returns what is known of a namespace; ``None``: nothing is known of any."""
         self.draining = False
         self.certificate = False
-        """Whether there is one to serve with."""
+        """Whether there is a certificate to serve with."""
         self._drain_key = drain_key
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self.registry = CollectorRegistry()
@@ -112,7 +114,7 @@ class Injector:
 
     @property
     def problem(self) -> str | None:
-        """Why no review should come here, if so."""
+        """Why API servers should not call yet, if so."""
         if self.draining:
             return "draining"
         if not self.certificate:
@@ -122,13 +124,13 @@ class Injector:
         return None
 
     def webhook(self) -> web.Application:
-        """Return what API servers call, over TLS."""
+        """Return the application for API servers, over TLS."""
         app = web.Application()
         app.router.add_post("/mutate", self._mutate)
         return app
 
     def admin(self) -> web.Application:
-        """Return what kubelets and Prometheus call."""
+        """Return the application for kubelets and Prometheus."""
         app = web.Application()
         app.router.add_get("/healthz", self._live)
         app.router.add_get("/livez", self._live)
@@ -152,9 +154,9 @@ class Injector:
             return self._closed(web.Response(status=400, text="this is no AdmissionReview (admission.k8s.io/v1)\n"))
 
     async def _judged(self, body: bytearray) -> web.Response:
-        """Answer a review. What its namespace says is read first; then nothing is awaited.
+        """Answer a review. The namespace is read first; after that nothing is awaited.
 
-        So one object at a time is in memory as Python objects.
+        So only one object at a time is in memory as Python objects.
         """
         asked = _reviews.decode(body).request
         kind, started = KINDS[KINDS.index(asked.kind.kind)], perf_counter()
@@ -174,7 +176,7 @@ class Injector:
         return self._closed(web.Response(body=text, content_type="application/json"))
 
     async def _around(self, namespace: str) -> Surroundings | Exception:
-        """Return what a namespace says, or the error in reading it."""
+        """Return what is known of a namespace, or the error of reading it."""
         try:
             return UNKNOWN if self.around is None or not namespace else await self.around(namespace)
         except Exception as error:  # noqa: BLE001 - whatever it is, the object stays as it is
@@ -191,7 +193,7 @@ class Injector:
         return answer
 
     def _closed(self, response: web.Response) -> web.Response:
-        """Let API servers go elsewhere with their next question, while this one is about to end."""
+        """Let API servers use another replica for their next request, while this one is shutting down."""
         if self.draining:
             response.force_close()
         return response
@@ -208,7 +210,7 @@ class Injector:
 
 
 def _fault(question: dict[str, Any], error: Exception) -> Answer:
-    """Log an error of ours, and leave the object as it is."""
+    """Log an internal error, and leave the object unchanged."""
     uid = question["uid"]
     text = "left unchanged, because of an error in the injector: %s %s"
     log.error(text, question["kind"]["kind"], uid, exc_info=error)
@@ -217,9 +219,9 @@ def _fault(question: dict[str, Any], error: Exception) -> Answer:
 
 
 async def _body(request: web.Request) -> bytearray:
-    """Read a body. aiohttp's own ``read`` lets connections buffer as much again, and copies it.
+    """Read a body. aiohttp's own ``read`` lets connections buffer the same amount again, and copies it.
 
-    Raises what ends the request where it is too large.
+    Raises the HTTP error that ends the request if it is too large.
     """
     body = bytearray()
     async for chunk in request.content.iter_any():

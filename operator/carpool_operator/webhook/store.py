@@ -1,6 +1,6 @@
-"""What the injector reads and writes in the cluster: its certificates, whom API servers trust, the public key.
+"""The injector's objects in the cluster: its certificates, the API servers' trust bundle, the public key.
 
-Replicas share one Secret. Who writes it names the version that was read, so that of two the first wins and the other
+Replicas share one Secret. A write names the version that was read, so that of two writers the first wins and the other
 reads again.
 """
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 JSON_PATCH = "application/json-patch+json"
 PUBLIC_KEY = "publicKey"
 ATTEMPTS = 5
-"""Each lost race means that somebody else won one."""
+"""Most attempts: each lost race means that another replica won one."""
 
 
 class Server(Protocol):
     """The API server."""
 
     async def request(self, method: str, path: str, body: object = None, *, content: str = JSON) -> bytes:
-        """Ask, and return the answer's body. Raises ``ApiError``."""
+        """Send the request, and return the answer's body. Raises ``ApiError``."""
         ...
 
 
 class Names(NamedTuple):
-    """Where things lie. ``namespace`` is the injector's own."""
+    """Names of the objects. ``namespace`` is the injector's own."""
 
     namespace: str
     service: str = "carpool-injector"
@@ -44,7 +44,7 @@ class Names(NamedTuple):
 
     @property
     def dns(self) -> tuple[str, ...]:
-        """What API servers call the webhook."""
+        """The webhook's DNS name for API servers."""
         return (f"{self.service}.{self.namespace}.svc",)
 
 
@@ -75,7 +75,7 @@ class _Configuration(Struct):
 
 
 async def public_key(server: Server, names: Names) -> str | None:
-    """Return the operator's public keys, each 64 hex digits, with commas between them; ``None`` while there is none.
+    """Return the operator's public keys, each 64 hex digits, separated by commas; ``None`` while there is none.
 
     Raises ``ApiError``.
     """
@@ -91,15 +91,15 @@ async def public_key(server: Server, names: Names) -> str | None:
 
 
 async def material(server: Server, names: Names, now: float) -> Material:
-    """Bring certificates to where they should be at ``now`` (seconds since the epoch), and return them.
+    """Update certificates to what they should be at ``now`` (seconds since the epoch), and return them.
 
-    API servers are told whom to trust before anything new is served. Writes nothing where all is well. Raises
+    API servers get the new trust bundle before anything new is served. Writes nothing if all is current. Raises
     ``ApiError``.
     """
     for _ in range(ATTEMPTS):
         version, held = await _held(server, names)
         if held is not None and await publish(server, names, held.bundle) and held.current.serves(names.dns, now):
-            # They did not trust what is announced: time to learn it, before it may be served.
+            # They did not trust the announced authority yet: they need time before it may be served.
             return held
         wanted = renewed(held, names.dns, now)
         if wanted is held:
@@ -116,7 +116,7 @@ async def material(server: Server, names: Names, now: float) -> Material:
 
 
 async def publish(server: Server, names: Names, bundle: bytes) -> bool:
-    """Let API servers trust a bundle of authorities; returns whether anything had to be written.
+    """Publish the bundle of authorities for API servers; returns whether anything had to be written.
 
     Raises ``ApiError``.
     """
@@ -126,7 +126,7 @@ async def publish(server: Server, names: Names, bundle: bytes) -> bool:
     operations: list[dict[str, Any]] = []
     for index, webhook in enumerate(found.webhooks):
         if webhook.client.ca != encoded:
-            # Somebody may have put another in its place since it was read.
+            # Another writer may have replaced it since it was read.
             operations += [
                 {"op": "test", "path": f"/webhooks/{index}/name", "value": webhook.name},
                 {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": encoded},
@@ -137,7 +137,7 @@ async def publish(server: Server, names: Names, bundle: bytes) -> bool:
 
 
 async def _held(server: Server, names: Names) -> tuple[str | None, Material | None]:
-    """Return the Secret's version, ``None`` where there is none, and what it holds."""
+    """Return the Secret's version, ``None`` where there is none, and its content."""
     try:
         body = await server.request("GET", path_of("v1", "secrets", names.namespace, names.secret))
     except ApiError as error:

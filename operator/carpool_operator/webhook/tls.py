@@ -1,4 +1,4 @@
-"""A TLS context whose certificate changes while it serves: connections that are open stay, new ones get the new one."""
+"""A TLS context whose certificate can change while it serves: open connections stay, new ones use the new one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class ServingContext:
         """Certificate chain and private key in use, PEM."""
 
     def load(self, certificate: bytes, key: bytes) -> bool:
-        """Serve a certificate from now on; returns whether it is another than before.
+        """Serve a certificate from now on; returns whether it changed.
 
-        Raises ``ssl.SSLError`` where the two don't belong together; what was served before stays.
+        Raises ``ssl.SSLError`` if certificate and key don't match; the previous ones then stay in use.
         """
         if self.loaded == (certificate, key):
             return False
-        # Tried in a context of its own first: a pair that doesn't match leaves half of it behind.
+        # Loaded in a separate context first: a pair that doesn't match would leave half of it behind.
         for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
             _load(context, certificate + b"\n" + key)
         self.loaded = (certificate, key)
@@ -30,7 +30,7 @@ class ServingContext:
 
 
 def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """OpenSSL reads files; this one is in memory alone, so that no key lies on a disk."""
+    """OpenSSL reads only files; this one is in memory alone, so that no key reaches a disk."""
     file = os.memfd_create("carpool")
     try:
         os.write(file, pem)

@@ -1,1 +1,1 @@
-"""The kinds of workloads whose pods may have sidecars: one file a kind, and the registry of them."""
+"""The kinds of workloads whose pods may have sidecars: one file per kind, and their registry."""

@@ -1,4 +1,4 @@
-"""The chart's part that follows the registry, as Helm's named templates: rights, and what the webhook is asked about.
+"""The chart's part that depends on the registry, as Helm's named templates: rights, and the webhook's rules.
 
 ``make crds`` writes it and ``make check`` compares it, with the CRD.
 """
@@ -45,7 +45,7 @@ def template() -> str:
         if kind.annotating:
             places.setdefault(place(kind), []).append(kind)
     for where, kinds in places.items():
-        # The name that it has had since before there were others.
+        # Its name from before there were other kinds.
         first = next((kind.plural for kind in kinds if kind.plural == "deployments"), kinds[0].plural)
         lines += [f"- name: {first}", f"  there: '{where.there}'", f"  annotations: '{where.annotations}'", "  rules:"]
         by_group: dict[tuple[str, str], list[str]] = {}
@@ -60,7 +60,7 @@ def template() -> str:
 
 
 def place(kind: Kind) -> Place:
-    """Return where a kind's template annotations lie."""
+    """Return where a kind's template annotations are."""
     there = [_optional(path.removesuffix(".annotations").split(".")) + ".hasValue()" for path in kind.templates]
     places = [_optional(kind.annotations_path(path)) for path in kind.templates]
     whole = places[-1]

@@ -1,4 +1,4 @@
-"""DaemonSet: pods name it themselves; how many are wanted, its status says."""
+"""DaemonSet: pods name it themselves; its status has the desired number."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def state(raw: Raw) -> State:
 
 
 def owner(labels: Json, by: Json) -> str | None:
-    """Take the hash off the ReplicaSet's name."""
+    """Return the ReplicaSet's name without the hash."""
     suffix = f"-{labels.get('pod-template-hash')}"
     name = str(by.get("name", ""))
     return name.removesuffix(suffix) if controlled_by(by, "apps", "ReplicaSet") and name.endswith(suffix) else None

@@ -1,7 +1,7 @@
-"""KServe InferenceService in its raw mode (`Standard`): a Deployment `NAME-predictor`, which is no workload by itself.
+"""KServe InferenceService in its raw mode (`Standard`): a Deployment `NAME-predictor`, which is not a workload itself.
 
 https://github.com/kserve/kserve, ``pkg/apis/serving/v1beta1``. KServe copies annotations of ``spec.predictor`` to the
-Deployment's template. In its serverless mode pods are Knative's, which are left alone.
+Deployment's template. In its serverless mode pods belong to Knative, and are left unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Raw(Struct, frozen=True):
 
 
 def state(raw: Raw) -> State:
-    """Read one. Its status counts no pods, so what it wants at least is what it wants."""
+    """Read one. Its status has no number of pods, so its minimum counts as the desired number."""
     predictor, status = raw.spec.predictor, raw.status
     ready = any(each.type == "PredictorReady" and each.status == "True" for each in status.conditions)
     rolling = status.observed_generation < raw.metadata.generation or not ready

@@ -1,4 +1,4 @@
-"""What has to be known of a kind of workload. Each kind is a value of ``Kind``, in a file of its own."""
+"""Everything needed to support a kind of workload. Each kind is a value of ``Kind``, in a file of its own."""
 
 from __future__ import annotations
 
@@ -14,56 +14,57 @@ Json: TypeAlias = dict[str, Any]
 
 
 class State(NamedTuple):
-    """What is so of a workload now."""
+    """The present state of a workload."""
 
     template_annotations: Mapping[str, str]
-    """Those that its pods get."""
+    """Annotations that its pods get."""
     selector: str
-    """Of its pods that may have a sidecar, as the API's ``labelSelector`` parameter takes it."""
+    """Selector of its pods that may have a sidecar, as the API's ``labelSelector`` parameter."""
     replicas: int
-    """Pods wanted that may have a sidecar."""
+    """Desired number of pods that may have a sidecar."""
     rolling: bool
     """Whether a rollout is under way."""
     refused: str = ""
-    """Why the API server refuses its pods, in the server's words; ``""`` where it does not, or nothing says so."""
+    """The API server's reason for rejecting its pods; ``""`` where it accepts them, or none is given."""
 
 
 class Kind(Struct, frozen=True, kw_only=True):
     """A kind of workload: how it is found, read, changed and named."""
 
     name: str
-    """As ``kind`` says it. No two kinds of the registry share one, whatever their groups."""
+    """The value of ``kind``. It is unique in the registry, whatever the groups."""
     group: str
     version: str
     plural: str
     short: tuple[str, ...] = ()
-    """Short names that kubectl takes."""
+    """Short names that kubectl accepts."""
     raw: type[Struct]
-    """What its JSON is decoded to; has ``metadata: Meta``."""
+    """The type that its JSON is decoded to; has ``metadata: Meta``."""
     state: Callable[[Any], State]
-    """Reads one that was decoded."""
+    """Returns the state of a decoded object."""
     owner: Callable[[Json, Json], str | None]
-    """Returns the name of the workload of this kind that a pod belongs to: ``None`` where it is of another kind, ``""``
-    where it is of this one and serves no model. Given the pod's labels and the reference to the object that controls
-    the pod; reads nothing else, since the webhook asks no server."""
+    """Returns the name of the workload of this kind that a pod belongs to. ``None``: another kind; ``""``: this kind,
+    but the pod serves no model. Takes the pod's labels and the reference to the object that controls the pod; reads
+    nothing else, because the webhook makes no request."""
     made: Callable[[str], tuple[dict[str, str], dict[str, Any]]]
-    """Returns labels and controller reference of a pod as the kind's controller makes it for the workload named."""
+    """Returns labels and controller reference of a pod that the kind's controller would create for the named
+    workload."""
     revision: str
-    """Label by which pods of two templates are told apart."""
+    """Label that differs between pods of two templates."""
     templates: tuple[str, ...]
-    """Where its pods' annotations lie, as paths to the object that has ``metadata.annotations``, or ``annotations``
-    itself where the path ends in that. The first that is there counts."""
+    """Paths to its pods' annotations: to the object that has ``metadata.annotations``, or to ``annotations`` itself
+    where the path ends in that. The first existing one is used."""
     containers: tuple[str, ...] = ()
-    """Where its containers lie besides in a pod template, as paths to a list, or to the model's own."""
+    """Further paths to its containers in a pod template: to a list, or to the model's own."""
     maker: tuple[str, str] | None = None
-    """Kind and name of the objects whose Events say that the API server refuses its pods, the name as a pattern with
-    ``name`` in braces; ``None`` where ``state`` has read it of the workload itself."""
+    """Kind and name of the objects whose Events report that the API server rejects its pods, the name as a pattern with
+    ``name`` in braces; ``None`` if ``state`` reads that from the workload itself."""
     annotating: bool
     """Whether an annotation on the workload itself suffices: the webhook copies it to the template."""
     restart: str = "rollout restart {resource}"
-    """Arguments of kubectl that make new pods, with ``resource``, ``name`` and ``selector`` (of pods) in braces."""
+    """Arguments of kubectl that recreate the pods, with ``resource``, ``name`` and ``selector`` (of pods) in braces."""
     remark: str = ""
-    """What its users have to know; for the documentation."""
+    """What its users need to know; for the documentation."""
 
     @property
     def api(self) -> str:
@@ -72,25 +73,25 @@ class Kind(Struct, frozen=True, kw_only=True):
 
     @property
     def built_in(self) -> bool:
-        """Whether every cluster has it. Others come and go with their CRDs."""
+        """Whether every cluster has it. Other kinds appear and disappear with their CRDs."""
         return self.group == "apps"
 
     def resource(self, name: str) -> str:
-        """Return how kubectl names one: ``deployment/resnet``; with the group where it may be somebody else's."""
+        """Return kubectl's name for one: ``deployment/resnet``; with the group where other kinds may share the name."""
         singular = self.name.lower()
         return f"{singular}/{name}" if self.built_in else f"{singular}.{self.group}/{name}"
 
     def restarted(self, namespace: str, name: str, selector: str) -> str:
-        """Return the command that makes new pods; ``selector`` is theirs."""
+        """Return the command that recreates the pods; ``selector`` is theirs."""
         command = self.restart.format(resource=self.resource(name), name=name, selector=selector)
         return f"kubectl -n {namespace} {command}"
 
     def annotate_pods(
         self, namespace: str, name: str, annotations: Mapping[str, str], manifest: Json | None = None
     ) -> str:
-        """Return how annotations get on its pods: a command where one does for all templates. It makes new pods.
+        """Return how to annotate its pods: a command, if one works for all templates. It recreates the pods.
 
-        ``manifest``: its own, where it is known: it shows which template counts.
+        ``manifest``: its own, where it is known: it shows which template is used.
         """
         where, resource = f"kubectl -n {namespace}", self.resource(name)
         if not self.templates:
@@ -102,7 +103,7 @@ class Kind(Struct, frozen=True, kw_only=True):
         return f"{where} patch {resource}{self.merge} -p '{json.dumps(patch, separators=(',', ':'))}'"
 
     def makes(self, name: str, kind: str, maker: str) -> bool:
-        """Whether an object, by kind and name, makes the pods of the workload named."""
+        """Whether an object, by kind and name, creates the pods of the named workload."""
         return self.maker is not None and kind == self.maker[0] and fnmatchcase(maker, self.maker[1].format(name=name))
 
     @property
@@ -111,24 +112,24 @@ class Kind(Struct, frozen=True, kw_only=True):
         return "" if self.built_in else " --type=merge"
 
     def annotations_path(self, template: str | None = None) -> tuple[str, ...]:
-        """Return where its pods' annotations lie, by the path of a template; by default the last of ``templates``."""
+        """Return where its pods' annotations are, by the path of a template; by default the last of ``templates``."""
         steps = tuple((template or self.templates[-1]).split("."))
         return steps if steps[-1] == "annotations" else (*steps, "metadata", "annotations")
 
     def template(self, manifest: Json) -> tuple[str, ...] | None:
-        """Return where in a manifest its pods' annotations lie; ``None`` where it has no template of its own."""
+        """Return where in a manifest its pods' annotations are; ``None`` where it has no template of its own."""
         for path in self.templates:
             if isinstance(at(manifest, path.removesuffix(".annotations").split(".")), Mapping):
                 return self.annotations_path(path)
         return None
 
     def pod(self, manifest: Json) -> Json | None:
-        """Return the pod template in a manifest; ``None`` where it has none, or another makes that."""
+        """Return the pod template in a manifest; ``None`` if it has none, or another object's is used."""
         path = self.template(manifest)
         return None if path is None or path[-2] != "metadata" else at(manifest, path[:-2])
 
     def container(self, manifest: Json, name: str) -> tuple[tuple[str, ...], Json] | None:
-        """Return where in a manifest a container lies, and it; ``None`` where another makes it."""
+        """Return a container and its path in a manifest; ``None`` if another object defines it."""
         template = self.template(manifest)
         within = [] if template is None or template[-2] != "metadata" else [(*template[:-2], "spec", "containers")]
         for path in (*within, *(tuple(each.split(".")) for each in self.containers)):
@@ -142,14 +143,14 @@ class Kind(Struct, frozen=True, kw_only=True):
 
 
 def at(thing: Any, path: Iterable[str]) -> Any:  # noqa: ANN401 - whatever JSON holds
-    """Return what lies at a path in JSON; ``None`` for nothing."""
+    """Return the value at a path in JSON; ``None`` if there is none."""
     for step in path:
         thing = thing.get(step) if isinstance(thing, Mapping) else None
     return thing
 
 
 def reference(api: str, kind: str, name: str) -> dict[str, Any]:
-    """Return a reference to the object that controls a pod that is made for a look, and never stored."""
+    """Return a reference to the controller of a hypothetical pod, which is never stored."""
     return {"apiVersion": api, "kind": kind, "name": name, "uid": "preflight", "controller": True}
 
 

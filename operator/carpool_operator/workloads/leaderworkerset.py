@@ -1,6 +1,6 @@
-"""LeaderWorkerSet: a model over several pods. Requests come to the leaders, so only these have sidecars.
+"""LeaderWorkerSet: a model over several pods. Requests go to the leaders, so only these have sidecars.
 
-https://github.com/kubernetes-sigs/lws, ``api/leaderworkerset/v1``. The StatefulSets that it makes are not workloads by
+https://github.com/kubernetes-sigs/lws, ``api/leaderworkerset/v1``. The StatefulSets that it creates are not workloads
 themselves.
 """
 
@@ -42,7 +42,7 @@ class Raw(Struct, frozen=True):
 def state(raw: Raw) -> State:
     """Read one: a replica is a group of pods with one leader."""
     spec, status = raw.spec, raw.status
-    # Versions before 0.8 do not say which generation they have seen.
+    # Versions before 0.8 do not report the observed generation.
     behind = status.observed_generation is not None and status.observed_generation < raw.metadata.generation
     rolling = behind or status.updated_replicas < max(spec.replicas, status.replicas)
     template = spec.templates.leader_template or spec.templates.worker_template
@@ -50,7 +50,7 @@ def state(raw: Raw) -> State:
 
 
 def owner(labels: Json, _: Json) -> str | None:
-    """Return the set that a leader names. A worker serves nobody."""
+    """Return the set that a leader names. A worker receives no requests."""
     name: str | None = labels.get(NAME)
     return "" if name and labels.get(WORKER) != "0" else name
 

@@ -1,4 +1,4 @@
-"""What is kept of any object's metadata, and of the parts that workloads share."""
+"""The kept parts of an object's metadata, and types that workloads share."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class Meta(Struct, frozen=True, rename="camel"):
 
     @property
     def created(self) -> float:
-        """When it was made, seconds since the epoch."""
+        """Creation time, in seconds since the epoch."""
         return epoch(self.creation_timestamp)
 
     @property
     def controller(self) -> Owner | None:
-        """The object that made it, if one did."""
+        """The object that controls it, if any."""
         return next((each for each in self.owner_references if each.controller), None)
 
 
 def epoch(written: str) -> float:
-    """Return a time of Kubernetes' as seconds since the epoch."""
+    """Return a Kubernetes time as seconds since the epoch."""
     return datetime.fromisoformat(written).replace(tzinfo=UTC).timestamp()
 
 
@@ -76,7 +76,7 @@ class Requirement(Struct, frozen=True):
     values: list[str] = field(default_factory=list)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether labels are as required."""
+        """Whether labels meet it."""
         match self.operator:
             case "In":
                 return labels.get(self.key) in self.values
@@ -101,13 +101,13 @@ class Requirement(Struct, frozen=True):
 
 
 class Selector(Struct, frozen=True, rename="camel"):
-    """A label selector; ``str()`` writes it as the API's ``labelSelector`` parameter takes it."""
+    """A label selector; ``str()`` formats it for the API's ``labelSelector`` parameter."""
 
     match_labels: dict[str, str] = field(default_factory=dict)
     match_expressions: list[Requirement] = field(default_factory=list)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether it selects an object with these labels; one that requires nothing selects all."""
+        """Whether it selects an object with these labels; an empty one selects all."""
         return self.match_labels.items() <= labels.items() and all(
             each.matches(labels) for each in self.match_expressions
         )
@@ -126,7 +126,7 @@ class Condition(Struct, frozen=True):
 
 
 def refused(conditions: Iterable[Condition]) -> str:
-    """Return what the API server said to the pods that a ReplicaSet could not make; ``""`` where it made all."""
+    """Return the API server's error for pods that a ReplicaSet could not create; ``""`` if there is none."""
     failures = (each.message for each in conditions if each.type == "ReplicaFailure" and each.status == "True")
     return next(failures, "")
 
@@ -136,7 +136,7 @@ class _TemplateMeta(Struct, frozen=True):
 
 
 class Template(Struct, frozen=True):
-    """A pod template: its annotations are all that is kept."""
+    """A pod template: only its annotations are kept."""
 
     metadata: _TemplateMeta = _TemplateMeta()
 

@@ -1,7 +1,8 @@
-"""RayService: Ray Serve on clusters that each upgrade makes anew. Its pods name the cluster, and the service by labels.
+"""RayService: Ray Serve on clusters that each upgrade recreates. Its pods name the cluster, and the service by labels.
 
-https://github.com/ray-project/kuberay, ``ray-operator/apis/ray/v1``. KubeRay hands labels of a group's template on to
-its pods, but labels them itself with the RayCluster only, whose name is random. So people name the service there.
+https://github.com/ray-project/kuberay, ``ray-operator/apis/ray/v1``. KubeRay copies labels of a group's template to its
+pods. By itself it labels them only with the RayCluster, whose name is random. So users name the service in the
+template.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Raw(Struct, frozen=True):
 
 
 def state(raw: Raw) -> State:
-    """Read one. It counts the groups whose templates ask for anything of ours; it rolls while a cluster is pending."""
+    """Read one. It counts groups whose templates have Carpool's annotations; it rolls while a cluster is pending."""
     cluster, status = raw.spec.cluster, raw.status
     groups = [cluster.head_group_spec, *cluster.worker_group_specs]
     asking = [each for each in groups if any(name.startswith("carpool.dev/") for name in each.template.annotations)]
@@ -73,7 +74,7 @@ KIND = Kind(
     maker=("RayCluster", "{name}-*"),
     made=lambda name: ({FROM_KIND: "RayService", FROM_NAME: name}, reference("ray.io/v1", "RayCluster", f"{name}-0")),
     revision="ray.io/cluster",
-    # One a group, in a list.
+    # One per group, in a list.
     templates=(),
     annotating=False,
     restart="delete pods --selector='{selector}'",

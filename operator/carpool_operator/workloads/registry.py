@@ -1,4 +1,4 @@
-"""All kinds of workloads. A new one is a file beside this, and a line in ``KINDS``."""
+"""All kinds of workloads. To add one, add a file beside this, and a line in ``KINDS``."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ KINDS: tuple[Kind, ...] = (
     daemonset.KIND,
     replicaset.KIND,
 )
-"""Those first whose pods belong to workloads that they made: a pod belongs to the first kind that knows it."""
+"""Kinds that create other workloads come first: a pod belongs to the first kind that recognizes it."""
 
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
-"""By what ``kind`` says."""
+"""By the value of ``kind``."""
 
 DEFAULT = deployment.KIND
-"""Meant where none is named."""
+"""Used where none is named."""
 
 NAMES: Mapping[str, Kind] = {
     name: kind
@@ -45,7 +45,7 @@ NAMES: Mapping[str, Kind] = {
     for plain in (kind.name.lower(), kind.plural, *kind.short)
     for name in (plain, *([] if plain in kind.short else [f"{plain}.{kind.group}"]))
 }
-"""As kubectl lets one name them."""
+"""Names that kubectl accepts."""
 
 
 class Of(NamedTuple):
@@ -56,7 +56,7 @@ class Of(NamedTuple):
 
 
 def owner(pod: Mapping[str, Any]) -> Of | None:
-    """Return the workload that a pod, or its metadata alone under ``metadata``, belongs to; ``None`` for none known."""
+    """Return the workload that a pod, or its metadata alone under ``metadata``, belongs to; ``None`` if unknown."""
     metadata = pod.get("metadata") or {}
     labels: Json = metadata.get("labels") or {}
     none: Json = {}
@@ -69,7 +69,7 @@ def owner(pod: Mapping[str, Any]) -> Of | None:
 
 
 def is_part(meta: Meta) -> bool:
-    """Whether a workload was made by another that is in the registry, and so is none by itself."""
+    """Whether another registered workload created this one, so that it does not count itself."""
     controller = meta.controller
     if controller is None or controller.kind not in BY_NAME:
         return False
@@ -77,5 +77,5 @@ def is_part(meta: Meta) -> bool:
 
 
 def resource(kind: str, name: str) -> str:
-    """Return how kubectl names a workload; of a kind that is not known, as if it were built in."""
+    """Return kubectl's name for a workload; an unknown kind is treated as built in."""
     return BY_NAME[kind].resource(name) if kind in BY_NAME else f"{kind.lower()}/{name}"

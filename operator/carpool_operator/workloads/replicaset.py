@@ -1,4 +1,4 @@
-"""ReplicaSet that nothing else made. Its pods never roll: they are deleted by hand after a change."""
+"""ReplicaSet without an owner. Its pods never roll: users delete them after a change."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def state(raw: Raw) -> State:
 
 
 def owner(labels: Json, by: Json) -> str | None:
-    """Return the ReplicaSet that the pod names, where its labels name no hash of what may have made that."""
+    """Return the ReplicaSet that the pod names, unless a label has the hash of a workload that may own it."""
     made = "pod-template-hash" in labels or "rollouts-pod-template-hash" in labels
     return by["name"] if controlled_by(by, "apps", "ReplicaSet") and not made else None
 
@@ -50,7 +50,7 @@ KIND = Kind(
     state=state,
     owner=owner,
     made=lambda name: ({}, reference("apps/v1", "ReplicaSet", name)),
-    # It has one template at a time, and no pod says of which it is.
+    # It has one template at a time, and no pod names its template.
     revision="pod-template-hash",
     templates=("spec.template",),
     annotating=False,

@@ -38,19 +38,19 @@ class Raw(Struct, frozen=True):
 
 
 def state(raw: Raw) -> State:
-    """Read one. It rolls from a new template until that is the stable one, pauses between its steps included."""
+    """Read one. It rolls from a new template until that is the stable one, including pauses between its steps."""
     spec, status = raw.spec, raw.status
     seen = status.observed_generation
     # 64 bits have 19 digits; int() refuses more than 4,300.
     behind = seen.isdecimal() and len(seen) < 20 and int(seen) < raw.metadata.generation
     rolling = behind or status.current_pod_hash != status.stable_hash or status.updated_replicas < spec.replicas
-    # One that refers to a Deployment has its selector in its status only.
+    # If it refers to a Deployment, only its status has a selector.
     selector = status.selector if spec.selector is None else str(spec.selector)
     return State(spec.template.annotations, selector, spec.replicas, rolling, refused(status.conditions))
 
 
 def owner(labels: Json, by: Json) -> str | None:
-    """Take the hash off the ReplicaSet's name."""
+    """Return the ReplicaSet's name without the hash."""
     suffix = f"-{labels.get(HASH)}"
     name = str(by.get("name", ""))
     return name.removesuffix(suffix) if controlled_by(by, "apps", "ReplicaSet") and name.endswith(suffix) else None

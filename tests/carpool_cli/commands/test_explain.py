@@ -14,7 +14,7 @@ from carpool.tuning import plan
 from carpool_cli.commands.explain import (
     SCARCE,
     compared,
-    news,
+    new_decisions,
     not_batched,
     not_merged,
     observe,
@@ -281,12 +281,12 @@ def test_what_is_posted_and_not_batched_is_told():
 def test_following_tells_each_decision_once():
     told: dict[str, Explained] = {}
     first = Explanation(True, [Explained("m", 1.0, KEPT, 2)])
-    assert [each.at for each in news(first, told)] == [1.0]
-    assert news(first, told) == []
+    assert [each.at for each in new_decisions(first, told)] == [1.0]
+    assert new_decisions(first, told) == []
     again = Explanation(True, [Explained("m", 2.0, KEPT, 3)])
-    assert news(again, told) == []
+    assert new_decisions(again, told) == []
     then = Explanation(True, [Explained("m", 2.0, KEPT, 3), Explained("m", 3.0, CHANGED), Explained("m", 4.0, KEPT)])
-    assert [each.at for each in news(then, told)] == [3.0, 4.0]
+    assert [each.at for each in new_decisions(then, told)] == [3.0, 4.0]
 
 
 def test_a_running_sidecar_explains_itself(up, carpool):

@@ -15,7 +15,7 @@ from carpool.exchange.report import Alone, Forwarded, Lane, ModelEntry, Queue, R
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_cli.live.admin_client import Decided, Explained, Explanation
-from carpool_cli.live.dashboard import Watch, ago, clock, histogram, sparkline, told
+from carpool_cli.live.dashboard import Watch, ago, clock, histogram, shown_decisions, sparkline
 
 LANE = Lane(
     parameters=Parameters(max_batch=16, max_wait=Duration(0.005), max_in_flight=2),
@@ -186,7 +186,7 @@ def test_a_model_that_is_slower_than_the_slo_is_told():
 
 
 def test_changes_are_told_and_what_each_model_does_now():
-    assert [each.at for each in told(HISTORY)] == [5.0, 4.0, 3.0, 1.0]
+    assert [each.at for each in shown_decisions(HISTORY)] == [5.0, 4.0, 3.0, 1.0]
     lines = drawn(Watch("carpool").look(report(1.0), Explanation(tuned=True, decisions=HISTORY), 10.0))
     after = lines[lines.index("decisions") + 1 :]
     assert after[0].split() == ["5s", "ago", "m", "Converged", "(9", "times):", "because", "at", "5"]
@@ -197,7 +197,7 @@ def test_changes_are_told_and_what_each_model_does_now():
 def test_decisions_are_told_newest_first_where_an_older_one_was_taken_again_since():
     again = [decided(9.0, Reason.CONVERGED, times=8), decided(4.0, Reason.EXPLORES, change=True, model="n")]
     again.append(decided(6.0, Reason.CONVERGED, model="n"))
-    assert [each.at for each in told(again)] == [9.0, 6.0, 4.0]
+    assert [each.at for each in shown_decisions(again)] == [9.0, 6.0, 4.0]
 
 
 def test_decisions_of_the_only_model_do_not_name_it():

@@ -145,7 +145,7 @@ async def test_a_watch_that_has_gone_deaf_is_noticed(api, fleet, sync):
         await sync.once()
     assert fleet.unheard == {(kind, None): 3 * (kind == POLICIES) for kind in fleet.present}
 
-    fleet.told(POLICIES, False, api.put(*POLICY, policy("p9")))
+    fleet.handle_event(POLICIES, False, api.put(*POLICY, policy("p9")))
     api.put(*POLICY, policy("p10"))
     await sync.once()
     assert fleet.unheard[POLICIES, None] == 0
@@ -158,7 +158,7 @@ async def test_one_namespace_s_watch_that_has_gone_deaf_is_noticed_though_others
     )  # fmt: skip
     await sync.once()
     for number in range(3):
-        fleet.told(POLICIES, False, api.put(*POLICY, policy(f"p{number}"), "a"))
+        fleet.handle_event(POLICIES, False, api.put(*POLICY, policy(f"p{number}"), "a"))
         api.put(*POLICY, policy(f"p{number}"), "b")
         await sync.once()
 
@@ -204,7 +204,7 @@ async def test_a_kind_comes_and_goes_with_its_crd(api, fleet, sync, late):
 
     assert sync.kinds_changed.is_set()
     assert fleet.workload(Target("ns", "Rollout", "web")) is None
-    fleet.told("rollouts", False, api.put(*ROLLOUT, rollout()))  # an event that was on its way
+    fleet.handle_event("rollouts", False, api.put(*ROLLOUT, rollout()))  # an event that was on its way
     assert list(fleet.workloads()) == []
 
 
@@ -271,11 +271,11 @@ async def test_parts_of_other_workloads_are_none(api, fleet, sync):
 
 async def test_events_tell_of_what_changes(api, fleet):
     body = api.put(*DEPLOYMENT, deployment())
-    fleet.told(DEPLOYMENT[1], False, body)
-    fleet.told(DEPLOYMENT[1], False, body)
+    fleet.handle_event(DEPLOYMENT[1], False, body)
+    fleet.handle_event(DEPLOYMENT[1], False, body)
     assert len(list(fleet.workloads())) == 1
 
-    fleet.told(DEPLOYMENT[1], True, body)
+    fleet.handle_event(DEPLOYMENT[1], True, body)
     assert len(list(fleet.workloads())) == 0
 
 

@@ -210,5 +210,5 @@ def test_no_more_problems_are_remembered_than_there_is_room_for(monkeypatch, cap
     monkeypatch.setattr(watching, "REMEMBERED", 2)
     left_out = LeftOut(PODS)
     for name in ("a", "b", "a", "c", "a", "b"):
-        left_out.told({"name": name}, ValueError("odd"))
+        left_out.report({"name": name}, ValueError("odd"))
     assert [record.object for record in caplog.records] == ["a", "b", "c", "b"]

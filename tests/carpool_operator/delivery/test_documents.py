@@ -12,11 +12,19 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import to_plain
 from carpool.policy.spec import Fallback, PassThrough, PassThroughMode, Tuning, TuningMode
-from carpool_operator.delivery.documents import EVERY, FIRST_REPEAT, LAST_REPEAT, RECLAIM, VALID, Publisher, told
+from carpool_operator.delivery.documents import (
+    EVERY,
+    FIRST_REPEAT,
+    LAST_REPEAT,
+    RECLAIM,
+    VALID,
+    Publisher,
+    sidecar_policy,
+)
 from carpool_operator.tuning.evidence import Seen
 from carpool_sidecar.config.settings import parse
 
-PART = told(spec().policy())
+PART = sidecar_policy(spec().policy())
 ONE, TWO = {EVERY: Parameters()}, {EVERY: Parameters(), "resnet": Parameters(max_batch=8)}
 
 
@@ -43,15 +51,15 @@ def test_a_generation_is_the_time_in_milliseconds_and_grows_whatever_the_clock_d
 
 def test_a_sidecar_is_told_the_promise_and_not_how_the_fleet_is_tuned():
     tuned = replace(spec().policy(), tuning=Tuning(tolerance_percent=50), fallback=Fallback(failure_threshold=9))
-    assert told(tuned) == PART
-    assert told(spec(0.08).policy()) != PART
+    assert sidecar_policy(tuned) == PART
+    assert sidecar_policy(spec(0.08).policy()) != PART
     change = published(TWO).change
     assert read_change(json.loads(encode(change))) == change
 
 
 def test_a_baseline_that_is_written_is_in_it_to_be_compared_with():
     policy = spec(baseline=Parameters(max_batch=8)).policy()
-    assert told(policy).baseline == policy.baseline
+    assert sidecar_policy(policy).baseline == policy.baseline
 
 
 @pytest.mark.parametrize("mode", TuningMode)
@@ -60,7 +68,7 @@ def test_first_calls_go_on_under_an_operator_where_they_do_without_one(mode, pas
     policy = spec(tuning=Tuning(mode=mode), pass_through=PassThrough(mode=passes)).policy()
     server = {"upstream": {"url": "http://127.0.0.1:9000"}}
     alone = parse(json.dumps({**server, "policy": to_plain(policy)}))
-    change = Publisher(RESNET).publish(0.0, EPOCH, told(policy), ONE).change
+    change = Publisher(RESNET).publish(0.0, EPOCH, sidecar_policy(policy), ONE).change
     steered = {**server, "target": change.target, **to_plain(change)}
     steered = {name: steered[name] for name in ("upstream", "target", "policy", "parameters")}
     # Hold freezes a fleet as it runs; a sidecar by itself has nothing before it.
@@ -75,7 +83,7 @@ def test_what_is_said_already_is_not_said_again():
     assert not publisher.says(PART, {**TWO, "bert": Parameters()}, ["bert"]), "a name says that it was decided"
     assert not publisher.says(PART, {**TWO, "resnet": Parameters(max_batch=9)})
     assert not publisher.says(PART, {EVERY: Parameters(max_wait=Duration(0.001))})
-    assert not publisher.says(told(spec(0.08).policy()), TWO)
+    assert not publisher.says(sidecar_policy(spec(0.08).policy()), TWO)
     assert not Publisher(RESNET).says(PART, TWO)
 
 

@@ -10,7 +10,7 @@ from fleets import spec
 
 from carpool.policy.parameters import Parameters
 from carpool_operator.api.model import Target
-from carpool_operator.delivery.documents import Publisher, told
+from carpool_operator.delivery.documents import Publisher, sidecar_policy
 from carpool_operator.delivery.signing import (
     PRIVATE,
     PUBLIC,
@@ -60,7 +60,7 @@ class Operator:
 
     def publish(self):
         self._publisher.keys = self.signer.announced
-        document = self._publisher.publish(0.0, WALL, told(spec().policy()), {"*": Parameters()})
+        document = self._publisher.publish(0.0, WALL, sidecar_policy(spec().policy()), {"*": Parameters()})
         return self.signer.sign(document.change)
 
     def is_due(self):

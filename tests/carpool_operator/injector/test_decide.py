@@ -63,7 +63,7 @@ def test_every_code_has_its_page():
 
 
 def test_who_did_not_ask_is_not_told():
-    quiet = {reason for reason in Reason if not Skip(reason, "").told}
+    quiet = {reason for reason in Reason if not Skip(reason, "").is_annotated}
     assert quiet == {Reason.NOT_OPTED_IN, Reason.DISABLED, Reason.ALREADY_INJECTED}
 
 

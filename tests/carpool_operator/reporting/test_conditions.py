@@ -280,7 +280,7 @@ PAST = "Service web port 80 bypasses the sidecar. Correct it: kubectl -n vision 
 def test_a_service_that_leads_past_is_told_and_is_nothing_that_the_operator_failed_at():
     world = World(pods=1)
     settle(world)
-    world.told = (Event(True, "ServiceBypassed", PAST),)
+    world.workload_events = (Event(True, "ServiceBypassed", PAST),)
     settle(world)
     assert programmed(world) == ("True", "ServiceBypassed", PAST)
     said = world.condition("Ready")
@@ -288,7 +288,7 @@ def test_a_service_that_leads_past_is_told_and_is_nothing_that_the_operator_fail
     writes = len(world.writes)
     settle(world, 20)
     assert len(world.writes) == writes
-    world.told = ()
+    world.workload_events = ()
     settle(world)
     assert programmed(world) == ("True", "Programmed", "")
     assert world.condition("Ready")["reason"] == "Ready"
@@ -299,7 +299,7 @@ def test_annotations_that_make_no_sense_are_told_in_the_policy_of_their_workload
     typo = Event(True, "AnnotationInvalid", "carpool.dev/capture is read in the pod template only: move it")
     for annotated in (True, False):
         world = World(pods=1, annotated=annotated)
-        world.told = (typo,)
+        world.workload_events = (typo,)
         settle(world)
         said = world.condition("Accepted")
         assert (said["status"], said["reason"]) == ("True", "AnnotationInvalid")
@@ -310,7 +310,9 @@ def test_annotations_that_make_no_sense_are_told_in_the_policy_of_their_workload
 
 def test_what_anybody_can_write_is_not_told_at_any_length():
     world = World(pods=1, annotated=True)
-    world.told = tuple(Event(True, "AnnotationInvalid", f"{index} is {'x' * 100_000}") for index in range(50))
+    world.workload_events = tuple(
+        Event(True, "AnnotationInvalid", f"{index} is {'x' * 100_000}") for index in range(50)
+    )
     settle(world)
     assert len(world.condition("Accepted")["message"]) < 10_000
     assert "and 45 more" in world.condition("Accepted")["message"]

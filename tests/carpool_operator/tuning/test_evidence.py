@@ -117,11 +117,11 @@ def test_the_same_snapshot_twice_is_no_interval():
     fleet = Fleet(1)
     fleet.gather()
     first = fleet.gather()
-    assert first.news
+    assert first.fresh
     stats = Stats(fleet.now, models={"resnet": fleet.totals["resnet-uid-0"]})
     again = Reading(fleet.now + 1, report_of(stats, uptime=fleet.now, generation=7))
     assert fleet.evidence.gather(fleet.now + 1, fleet.pods, {"resnet-uid-0": again}, 30.0).samples == []
-    assert not fleet.evidence.gather(fleet.now + 1, fleet.pods, {"resnet-uid-0": again}, 30.0).news
+    assert not fleet.evidence.gather(fleet.now + 1, fleet.pods, {"resnet-uid-0": again}, 30.0).fresh
 
 
 def test_what_ran_two_configurations_in_one_interval_ran_none():

@@ -25,7 +25,7 @@ from carpool.policy.spec import (
 )
 from carpool.simulation.simulator import Device, table
 from carpool_operator.api.spec import Canary
-from carpool_operator.delivery.documents import EVERY, VALID, told
+from carpool_operator.delivery.documents import EVERY, VALID, sidecar_policy
 from carpool_operator.tuning.learning import Learned
 
 CLIFF = Device(times=table([0.005, *(0.005 + 0.0005 * rows for rows in range(1, 9)), *([0.120] * 56)]))
@@ -195,7 +195,7 @@ def test_after_an_upgrade_an_edited_policy_is_told_as_it_is(modes):
     world.edit(spec(0.04, **modes))
     world.run(0, 10)
     (document,) = world.documents()
-    assert document.change.policy == told(spec(0.04, **modes).policy())
+    assert document.change.policy == sidecar_policy(spec(0.04, **modes).policy())
 
 
 def test_what_was_edited_while_no_operator_ran_is_no_upgrade():

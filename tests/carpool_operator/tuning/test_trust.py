@@ -11,9 +11,9 @@ from carpool_operator.tuning.trust import Trust, Turn
 SPEC = spec()
 
 
-def gathered(failing=0, *, expected=3, news=True, samples=2, stalled=0):
+def gathered(failing=0, *, expected=3, fresh=True, samples=2, stalled=0):
     each = [Sample(str(index), 7, 2.0, index < stalled, {}, {}, 0) for index in range(samples)]
-    return Gathered(each, {f"pod-{index}": "timed out" for index in range(failing)}, expected, news, [], [])
+    return Gathered(each, {f"pod-{index}": "timed out" for index in range(failing)}, expected, fresh, [], [])
 
 
 def test_evidence_that_is_there():
@@ -31,21 +31,21 @@ def test_no_pods_and_no_news_are_no_failures():
     for now in range(4, 1000, 2):
         assert trust.take(float(now), SPEC, gathered(expected=0, samples=0), -inf) is Turn.BLIND
     trust.take(1000.0, SPEC, gathered(), 1000.0)
-    assert trust.take(1002.0, SPEC, gathered(news=False), 1000.0) is Turn.BLIND
+    assert trust.take(1002.0, SPEC, gathered(fresh=False), 1000.0) is Turn.BLIND
     assert trust.blind is None
 
 
-def lost_at(trust, wanted, *, news=True):
+def lost_at(trust, wanted, *, fresh=True):
     trust.take(0.0, wanted, gathered(), 0.0)
     for now in range(2, 400, 2):
-        if trust.take(float(now), wanted, gathered(failing=2, news=news), 0.0) is Turn.LOST:
+        if trust.take(float(now), wanted, gathered(failing=2, fresh=fresh), 0.0) is Turn.LOST:
             return now
     return None
 
 
 def test_it_is_lost_when_it_is_stale_and_failed_so_often():
     assert lost_at(Trust(), SPEC) == 32
-    assert lost_at(Trust(), SPEC, news=False) == 36, "silence counts once it is stale"
+    assert lost_at(Trust(), SPEC, fresh=False) == 36, "silence counts once it is stale"
     assert lost_at(Trust(), spec(fallback=Fallback(failure_threshold=50))) == 100
 
 

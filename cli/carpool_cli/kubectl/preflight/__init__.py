@@ -1,1 +1,1 @@
-"""`kubectl carpool preflight`: what a sidecar would break or miss, before anything changes."""
+"""`kubectl carpool preflight`: finds what a sidecar would break or bypass, before anything changes."""

@@ -1,4 +1,4 @@
-"""The checks: pure functions of a workload, its pod with and without a sidecar, and what is around it."""
+"""The checks: pure functions of a workload, its pod with and without a sidecar, and the objects around it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 KNATIVE = "serving.knative.dev"
 FULL = "exceeded quota"
-"""The server's words where a quota has no room left."""
+"""The server's words if a quota has no room left."""
 
 
 # ------------------------------------------------------------------------------------------------- before the dry run
 
 
 def knative(subject: Subject) -> Iterator[Finding]:
-    """Find models that Knative runs: its queue proxy stands where a sidecar would."""
+    """Find models that Knative runs: its queue proxy has the sidecar's place."""
     metadata, status = subject.manifest["metadata"], subject.manifest.get("status") or {}
     modes = {(metadata.get("annotations") or {}).get("serving.kserve.io/deploymentMode"), status.get("deploymentMode")}
     owners = [str(each.get("apiVersion")) for each in metadata.get("ownerReferences") or []]
@@ -51,7 +51,7 @@ def knative(subject: Subject) -> Iterator[Finding]:
 
 
 def outcome(subject: Subject, plain: Dry, injected: Dry, near: Around) -> Iterator[Finding]:
-    """Find what the server or the injector has against the pod."""
+    """Find why the server or the injector rejects the pod."""
     if plain.pod is None and FULL in plain.refused:
         message = (
             "the namespace's quota has no room for one more pod, which a dry run makes. The other checks are for a "
@@ -70,7 +70,7 @@ def outcome(subject: Subject, plain: Dry, injected: Dry, near: Around) -> Iterat
 
 
 def _left_out(subject: Subject, pod: Json, near: Around) -> Finding:
-    """Return why the injector leaves a pod without a sidecar."""
+    """Return why the injector gives a pod no sidecar."""
     said = (pod["metadata"].get("annotations") or {}).get(names.SKIPPED, "")
     reason, _, message = said.partition(": ")
     if reason:
@@ -84,11 +84,11 @@ def _left_out(subject: Subject, pod: Json, near: Around) -> Finding:
     return Finding(Code.NOT_ASKED, Effect.NO_BATCHING, message, fix)
 
 
-# ------------------------------------------------------------------------------------------------- around it
+# ------------------------------------------------------------------------------------------------- objects around it
 
 
 def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
-    """Find Services whose callers get past the sidecar."""
+    """Find Services whose callers bypass the sidecar."""
     labels, named = pod["metadata"].get("labels") or {}, named_ports(pod)
     for service in near.services:
         spec, name = service["spec"], service["metadata"]["name"]
@@ -123,7 +123,7 @@ def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterato
 
 
 def pools(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
-    """Find InferencePools whose gateways get past the sidecar: they know no ports by name."""
+    """Find InferencePools whose gateways bypass the sidecar: they use no port names."""
     labels = pod["metadata"].get("labels") or {}
     for pool in near.pools:
         spec, name = pool["spec"], pool["metadata"]["name"]
@@ -146,14 +146,14 @@ def _kind_of(pool: Json) -> str:
 
 
 def _is_sidecar_s(port: Json, found: Ports, named: dict[str, int]) -> bool:
-    """Whether a headless Service's port is the sidecar's: by address callers take ``port``, by SRV the target."""
+    """Whether a headless Service's port is the sidecar's: callers by address use ``port``, by SRV the target."""
     target = port.get("targetPort", port["port"])
     number = named.get(str(target), target)
     return bool(number == found.admin or port["port"] == number == found.data)
 
 
 def _expose(subject: Subject, pod: Json, service: str) -> str:
-    """Return the command that makes a Service by whose name callers get the sidecar."""
+    """Return the command that creates a Service whose callers reach the sidecar by its name."""
     status = json.loads(pod["metadata"]["annotations"][names.STATUS])
     model = next(each for each in pod["spec"]["containers"] if each["name"] == status["container"])
     found = ports(pod)
@@ -164,7 +164,7 @@ def _expose(subject: Subject, pod: Json, service: str) -> str:
 
 
 def autoscalers(subject: Subject, pod: Json, near: Around) -> Iterator[Finding]:
-    """Find HPAs on a percentage of what all containers request: the sidecar's request is one more."""
+    """Find HPAs on a percentage of all containers' requests: the sidecar adds its own request."""
     mine = {(subject.kind.name, subject.name)}
     if subject.kind.name == "InferenceService":
         mine.add(("Deployment", f"{subject.name}-predictor"))
@@ -191,7 +191,7 @@ def autoscalers(subject: Subject, pod: Json, near: Around) -> Iterator[Finding]:
 
 
 def probes(subject: Subject, plain: Json, pod: Json) -> Iterator[Finding]:
-    """Find a model that nobody asks whether it can serve, and one with a stop hook of its own."""
+    """Find a model without a readiness probe, and one with a stop hook of its own."""
     status = json.loads(pod["metadata"]["annotations"][names.STATUS])
     model = next(each for each in plain["spec"]["containers"] if each["name"] == status["container"])
     if not model.get("readinessProbe"):
@@ -209,7 +209,7 @@ def probes(subject: Subject, plain: Json, pod: Json) -> Iterator[Finding]:
 
 
 def capture(subject: Subject, pod: Json) -> Iterator[Finding]:
-    """Find why the port is not captured of a pod that asks for it."""
+    """Find why a pod that asks for port capture does not get it."""
     notes = json.loads(pod["metadata"]["annotations"][names.STATUS])["notes"]
     for note in (Note.CAPTURE_FORBIDDEN, Note.CAPTURE_IN_MESH, Note.CAPTURE_TCP_PROBE):
         if note in notes:
@@ -220,7 +220,7 @@ def capture(subject: Subject, pod: Json) -> Iterator[Finding]:
 
 
 def unread(subject: Subject, near: Around) -> Iterator[Finding]:
-    """Say what was not looked at."""
+    """Report what could not be read."""
     if near.not_understood:
         message = f"not looked at, since it is not understood: {'; '.join(near.not_understood)}"
         yield Finding(Code.NOT_LOOKED_AT, Effect.NOTE, message, "compare the ports that it names by hand")
@@ -233,9 +233,9 @@ def unread(subject: Subject, near: Around) -> Iterator[Finding]:
 def all_of(
     subject: Subject, plain: Dry, injected: Dry, near: Around, running: Sequence[Json] | None = ()
 ) -> list[Finding]:
-    """Return all findings about a workload, by its pod as the server would store it; else as one is made here.
+    """Return all findings about a workload, by its pod as the server would store it; otherwise by a pod built here.
 
-    ``running``: its pods; ``None`` where one may not read them.
+    ``running``: its pods; ``None`` if the user may not read them.
     """
     near = understood(near)
     found = list(outcome(subject, plain, injected, near))
@@ -249,7 +249,7 @@ def all_of(
     if pod is None or (at := ports(pod)) is None:
         return found
     least = locally(asking(before, ways.LEAST), near)
-    # Where the port is captured, calls by its number reach the sidecar.
+    # If the port is captured, calls by its number reach the sidecar.
     callers = [
         *network_policies(subject, pod, at, near, [address for each in running or () for address in addresses(each)]),
         *authorizations(subject, pod, at, near),

@@ -26,7 +26,7 @@ STYLES = {Effect.BREAKS: BAD, Effect.NO_BATCHING: UNSURE, Effect.NOTE: ""}
 
 
 class Result(NamedTuple):
-    """A workload, and what was found."""
+    """A workload, and its findings."""
 
     subject: Subject
     findings: list[Finding]
@@ -79,7 +79,7 @@ def command(*, workload: str | None, everywhere: bool, as_json: bool) -> None:
 
 
 def look(cluster: Cluster, subject: Subject, near: Around) -> list[Finding]:
-    """Return what is found about one workload.
+    """Return the findings about one workload.
 
     Raises ``click.ClickException``.
     """

@@ -1,4 +1,4 @@
-"""A workload's pod with a sidecar, as the API server would store it: quotas, limits and other webhooks answer."""
+"""A workload's pod with a sidecar, as the API server would store it: with quotas, limits and other webhooks."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
 
 CONTAINER = "Container"
-"""Type of those limits of a LimitRange that have defaults."""
+"""Type of the LimitRange limits that have defaults."""
 
 OF_ONE_POD = ("nodeName", "hostname", "subdomain")
-"""What a running pod's spec has that no other may have."""
+"""Fields of a running pod's spec that belong to that pod alone."""
 
 
 SETTINGS = Settings(image="carpool-sidecar", version=version("carpool-serving"), public_key="0" * 64)
-"""For a sidecar that no injector makes: the chart's defaults, and a key that nobody has."""
+"""For a sidecar without an injector: the chart's defaults, and a key that nobody uses."""
 
 
 class Dry(NamedTuple):
-    """What the server would store, or why it refuses. ``sent``: the pod that it was asked about."""
+    """The pod that the server would store, or why it rejects it. ``sent``: the pod in the request."""
 
     pod: Json | None
     refused: str = ""
@@ -44,7 +44,7 @@ class Dry(NamedTuple):
 
 
 class Ports(NamedTuple):
-    """Of an injected pod."""
+    """Ports of an injected pod."""
 
     model: int
     data: int
@@ -52,7 +52,7 @@ class Ports(NamedTuple):
 
 
 def ports(pod: Json) -> Ports | None:
-    """Return the ports of a pod with a sidecar; ``None`` of one without."""
+    """Return the ports of a pod with a sidecar; ``None`` without one."""
     everyone = [*(pod["spec"].get("initContainers") or []), *pod["spec"]["containers"]]
     written = injection_of(annotations_of(pod))
     if SIDECAR not in {each["name"] for each in everyone}:
@@ -68,14 +68,14 @@ def surroundings(near: Around) -> Surroundings:
 
 
 def judged(pod: Json, around: Surroundings, namespace: str) -> Inject | Skip:
-    """Return what the injector's defaults make of a pod, where no server does."""
+    """Return the injector's decision on a pod with its default settings, without a server."""
     return decide(pod, target_of(pod, namespace), SETTINGS, around=around)
 
 
 def locally(pod: Json, near: Around) -> Json | None:
-    """Return a pod with its sidecar as ``judged`` has it, and as the server completes it; ``None`` for without.
+    """Return a pod with its sidecar by ``judged``, completed as the server would; ``None`` if it gets none.
 
-    Quotas count as unused: here one more pod is none too many.
+    Quotas count as unused: here one more pod always fits.
     """
     quotas = tuple({**quota, "status": {"hard": hard(quota)}} for quota in near.quotas)
     around = surroundings(near)._replace(quotas=quotas)
@@ -85,9 +85,9 @@ def locally(pod: Json, near: Around) -> Json | None:
 
 
 def completed(pod: Json, near: Around) -> Json:
-    """Return a pod with what its LimitRanges give to containers that don't say, as the server completes it.
+    """Return a pod with its LimitRanges' defaults in its containers, as the server completes it.
 
-    A request that is not written is the container's own limit, where it has one.
+    A missing request becomes the container's own limit, if it has one.
     """
     items = [item for each in near.limit_ranges for item in each["spec"].get("limits") or []]
     given = [
@@ -119,7 +119,7 @@ def asking(pod: Json, annotations: Mapping[str, str]) -> Json:
 
 
 def sample(subject: Subject, of: Json, *, inject: bool) -> Json:
-    """Return a pod as the workload's controller would make it, by its template or by a pod that runs.
+    """Return a pod as the workload's controller would create it, from its template or from a running pod.
 
     ``inject``: whether it asks for a sidecar.
     """
@@ -146,7 +146,7 @@ def sample(subject: Subject, of: Json, *, inject: bool) -> Json:
 def dry_run(cluster: Cluster, pod: Json) -> Dry:
     """Ask the server what it would store. Nothing is stored.
 
-    Raises ``click.ClickException`` where one may not ask, or nobody answers.
+    Raises ``click.ClickException`` if the user may not ask, or the server does not answer.
     """
     within = cluster._replace(namespace=pod["metadata"]["namespace"])
     text = msgspec.json.encode(pod).decode()
@@ -167,6 +167,6 @@ def dry_run(cluster: Cluster, pod: Json) -> Dry:
 
 
 def _plain(text: str) -> str:
-    """Return what the server says, without kubectl's words around it."""
+    """Return the server's message, without kubectl's words around it."""
     said = text.removeprefix("kubectl: ").partition("\n")[0]
     return said.partition('error when creating "STDIN": ')[2] or said

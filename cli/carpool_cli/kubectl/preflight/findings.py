@@ -1,4 +1,4 @@
-"""What a preflight reports."""
+"""The findings that a preflight reports."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 
 class Effect(StrEnum):
-    """What follows if nothing is done about a finding."""
+    """The effect of ignoring a finding."""
 
     BREAKS = "breaks"
-    """Something that works now would not."""
+    """Something that works now would fail."""
     NO_BATCHING = "no batching"
-    """All works as now, but some or all requests are not batched, or not tuned."""
+    """Everything works as now, but some or all requests are not batched, or not tuned."""
     NOTE = "note"
-    """To be known."""
+    """For information."""
 
 
 class Code(StrEnum):
-    """What was found. Reasons for which the injector leaves a pod alone are codes, too."""
+    """The kind of finding. The injector's reasons for skipping a pod are codes, too."""
 
     REFUSED = "Refused"
     REFUSED_ALREADY = "RefusedAlready"
@@ -43,7 +43,7 @@ class Code(StrEnum):
 
 
 class Finding(NamedTuple):
-    """One line: what is the matter, and the command, or the words, that put it right."""
+    """One line: the problem, and the command or the words that fix it."""
 
     code: str
     effect: Effect
@@ -52,14 +52,14 @@ class Finding(NamedTuple):
 
 
 def compact(plain: object) -> str:
-    """Write JSON without blanks, as a command has it."""
+    """Format JSON without blanks, for a command."""
     return json.dumps(plain, separators=(",", ":"))
 
 
 def json_patch(namespace: str, resource: str, operation: str, path: str, value: object) -> str:
-    """Return the command that changes one place of an object; ``resource`` names that as kubectl does: ``hpa web``.
+    """Return the command that changes one place of an object; ``resource`` is its name for kubectl: ``hpa web``.
 
-    ``namespace``: ``""`` for what is the cluster's.
+    ``namespace``: ``""`` for cluster-wide objects.
     """
     change = [{"op": operation, "path": path, "value": value}]
     kubectl = f"kubectl -n {namespace}" if namespace else "kubectl"

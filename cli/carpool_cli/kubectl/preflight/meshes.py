@@ -1,4 +1,4 @@
-"""Service meshes: one that stands before the whole pod, and rules of theirs that name the model's port by number."""
+"""Service meshes: those with a proxy outside the pod, and mesh rules that name the model's port by number."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
 
 ROOT = "istio-system"
-"""Namespace whose AuthorizationPolicies are for all namespaces, unless Istio was set up with another."""
+"""Namespace whose AuthorizationPolicies apply to all namespaces, unless Istio is configured otherwise."""
 
 JUDGING = frozenset({"ALLOW", "DENY", "CUSTOM"})
-"""Actions by which requests are admitted or refused; AUDIT only writes them down."""
+"""Actions that admit or reject requests; AUDIT only logs them."""
 
 OF_PORT = "destination.port"
 """Key of a condition on the port."""
 
 
 class Listed(NamedTuple):
-    """Ports that a rule of an AuthorizationPolicy lists. ``path``: where it lists them."""
+    """Ports that a rule of an AuthorizationPolicy lists. ``path``: the place of the list."""
 
     path: str
     ports: list[str]
     rule: Json
     operation: Json | None = None
-    """Whose ``ports`` they are; ``None`` where they are excluded ports, or a condition's."""
+    """The operation with these ``ports``; ``None`` for excluded ports, or a condition's."""
 
 
 def ambient(pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
-    """Find a mesh that stands before the whole pod; of others the injector excludes the admin port."""
+    """Find a mesh with a proxy outside the pod; for other meshes the injector excludes the admin port."""
     labels = {**near.labels, **(pod["metadata"].get("labels") or {})}
     if labels.get("istio.io/dataplane-mode") == "ambient":
         yield Finding(
@@ -53,7 +53,7 @@ def ambient(pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
 
 
 def authorizations(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
-    """Find Istio's rules for the model's port, by number, that don't hold for the sidecar's."""
+    """Find Istio's rules for the model's port, by number, that don't apply to the sidecar's."""
     if ISTIO not in meshes_of(pod, near.labels, near.annotations):
         return
     labels = pod["metadata"].get("labels") or {}
@@ -79,7 +79,7 @@ def authorizations(subject: Subject, pod: Json, found: Ports, near: Around) -> I
 
 
 def servers(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
-    """Find Linkerd's Servers for the model's port, by number, where none is for the sidecar's."""
+    """Find Linkerd's Servers for the model's port, by number, if none is for the sidecar's."""
     if LINKERD not in meshes_of(pod, near.labels, near.annotations):
         return
     labels = pod["metadata"].get("labels") or {}
@@ -93,7 +93,8 @@ def servers(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator
     by_port = {each["metadata"]["name"]: each["spec"]["port"] for each in mine}
     if any(names.get(port, port) == found.data for port in by_port.values()):
         return
-    # By number it would be taken off the model's port, which has the namespace's default policy then until pods rolled.
+    # A changed number would remove it from the model's port: the namespace's default policy would apply there until the
+    # pods roll.
     leads = port_name(pod, subject.namespace, subject.manifest)
     change = compact({"spec": {"port": leads.name}})
     for name, port in by_port.items():
@@ -108,7 +109,7 @@ def servers(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator
 
 
 def _concerns(policy: Json, subject: Subject, labels: Json) -> bool:
-    """Whether a policy is for a pod itself, and not for a gateway or a waypoint before it."""
+    """Whether a policy applies to a pod itself, and not to a gateway or a waypoint before it."""
     spec, namespace = policy.get("spec") or {}, policy["metadata"].get("namespace", subject.namespace)
     if namespace not in {subject.namespace, ROOT} or spec.get("targetRef") or spec.get("targetRefs"):
         return False
@@ -135,7 +136,7 @@ def _lists(policy: Json) -> Iterator[Listed]:
 
 
 def _as_wide(rule: Json, listed: Listed, port: str) -> bool:
-    """Whether a rule says of a port all that another says of the ports that it lists."""
+    """Whether a rule covers for a port all that another rule covers for its listed ports."""
     if any(rule.get(key) and rule[key] != listed.rule.get(key) for key in ("from", "when")):
         return False
     operations: list[Json] = [each.get("operation") or {} for each in rule.get("to") or [{}]]

@@ -1,4 +1,4 @@
-"""Room in a namespace's quotas for the sidecars of all pods of a workload; the injector sees one pod at a time."""
+"""Room in a namespace's quotas for sidecars in all pods of a workload; the injector checks one pod at a time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def room_for_all(
     subject: Subject, plain: Json, pod: Json, least: Json | None, *, pods: Sequence[Json], quotas: Sequence[Json]
 ) -> Iterator[Finding]:
-    """Find quotas that hold some of a workload's pods with sidecars, and not all.
+    """Find quotas that have room for some of a workload's pods with sidecars, but not for all.
 
-    ``plain`` and ``pod``: one without a sidecar and with it; ``least``: with the smallest that there is. ``pods``:
-    those that run now, which the quotas count.
+    ``plain`` and ``pod``: one without a sidecar and with it; ``least``: with the smallest sidecar. ``pods``: the
+    running pods, which the quotas count.
     """
     if not quotas:
         return
@@ -39,7 +39,7 @@ def room_for_all(
             each, before = total(pod["spec"], kind, resource), total(plain["spec"], kind, resource)
             if each <= before or replicas * each <= free:
                 continue
-            # As the injector does: a sidecar for each pod while there is room, and then pods without one.
+            # As the injector does: a sidecar for each pod while there is room, then pods without one.
             injected = free // each
             others = _fitting(free - injected * each, before, replicas - injected)
             lost = _fitting(free, before, replicas) - injected - others
@@ -57,5 +57,5 @@ def room_for_all(
 
 
 def _fitting(free: int, each: int, wanted: int) -> int:
-    """Return how many of the pods wanted have room."""
+    """Return how many of the desired pods fit."""
     return wanted if each <= 0 else min(wanted, free // each)

@@ -1,4 +1,4 @@
-"""What a preflight looks at: the workloads of a place, and what refers to them or their pods."""
+"""The objects of a preflight: the workloads of a namespace, and what refers to them or their pods."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 Json: TypeAlias = dict[str, Any]
 
 SYSTEM = ("kube-system", "kube-public", "kube-node-lease")
-"""Namespaces in which the webhook is never asked."""
+"""Namespaces in which the webhook is never called."""
 
 NAME = "kubernetes.io/metadata.name"
-"""Label of each Namespace, which the API server writes."""
+"""Label that the API server sets on each Namespace."""
 
 POLICIES = "networkpolicies.networking.k8s.io"
 AUTHORIZATIONS = "authorizationpolicies.security.istio.io"
@@ -33,22 +33,22 @@ CALICO = (
     ("networkpolicies.projectcalico.org", "globalnetworkpolicies.projectcalico.org"),
     ("networkpolicies.crd.projectcalico.org", "globalnetworkpolicies.crd.projectcalico.org"),
 )
-"""As Calico's API server has them; without it, as they are stored."""
+"""Kinds of Calico's API server; without it, the stored kinds."""
 TIERS = (("tiers.projectcalico.org",), ("tiers.crd.projectcalico.org",))
-"""Of Calico, likewise."""
+"""Calico's tiers, likewise."""
 ADMIN_POLICIES = tuple(
     f"{kind}.policy.networking.k8s.io"
     for kind in ("adminnetworkpolicies", "baselineadminnetworkpolicies", "clusternetworkpolicies")
 )
 POOLS = ("inferencepools.inference.networking.k8s.io", "inferencepools.inference.networking.x-k8s.io")
-"""Of the Gateway API's inference extension: v1, and those before it."""
+"""Kinds of the Gateway API's inference extension: v1, and its predecessors."""
 
 OPERATOR = {"app.kubernetes.io/name": "carpool", "app.kubernetes.io/component": "operator"}
 """Labels of the operator's pods."""
 
 
 class Peer(NamedTuple):
-    """A pod as a NetworkPolicy sees it. ``addresses``: its own, where they are known; ``account``: it runs as that."""
+    """A pod from a NetworkPolicy's view. ``addresses``: its own, if known; ``account``: its service account."""
 
     namespace: Mapping[str, str]
     labels: Mapping[str, str]
@@ -59,15 +59,15 @@ class Peer(NamedTuple):
 DEFAULT_OPERATOR = Peer(
     {NAME: "carpool-system"}, {**OPERATOR, "app.kubernetes.io/instance": "carpool"}, account="carpool-operator"
 )
-"""As the chart makes it by default."""
+"""Created by the chart's defaults."""
 
 
 class Around(NamedTuple):
-    """One namespace, what is in it besides workloads, and what elsewhere may concern its pods.
+    """One namespace, its objects besides workloads, and objects elsewhere that may affect its pods.
 
-    ``policies``, ``authorizations`` (Istio's), ``cilium``, ``calico`` with its ``tiers`` and ``admin`` (policies that
-    administrators write, ``policy.networking.k8s.io``) are of all namespaces, where one may read these. ``unread``:
-    what could not be read. ``not_understood``: policies that were left out.
+    ``policies``, ``authorizations`` (Istio's), ``cilium``, ``calico`` with its ``tiers`` and ``admin`` (administrators'
+    policies, ``policy.networking.k8s.io``) are of all namespaces that the user may read. ``unread``: what could not be
+    read. ``not_understood``: policies that were left out.
     """
 
     namespace: Json
@@ -100,7 +100,7 @@ class Around(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """What is read once of the whole cluster; ``None`` for what one may not read."""
+    """Objects of the whole cluster, read once; ``None`` for those that the user may not read."""
 
     policies: list[Json] | None
     authorizations: list[Json] | None
@@ -112,7 +112,7 @@ class Whole(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """A workload to look at."""
+    """A workload to check."""
 
     kind: Kind
     manifest: Json
@@ -129,30 +129,30 @@ class Subject(NamedTuple):
 
     @property
     def kubectl(self) -> str:
-        """How a command for its namespace begins."""
+        """The beginning of a command for its namespace."""
         return f"kubectl -n {self.namespace}"
 
     @property
     def resource(self) -> str:
-        """How kubectl names it."""
+        """Its name for kubectl."""
         return self.kind.resource(self.name)
 
     def annotate_pods(self, annotations: Mapping[str, str]) -> str:
-        """Return how annotations get on its pods."""
+        """Return how to annotate its pods."""
         return self.kind.annotate_pods(self.namespace, self.name, annotations, self.manifest)
 
 
 def one(cluster: Cluster, kind: Kind, name: str) -> Subject:
     """Return one workload.
 
-    Raises ``click.ClickException`` where there is none.
+    Raises ``click.ClickException`` if there is none.
     """
     found = cluster.run("get", f"{kind.plural}.{kind.group}", name, "--output=json")
     return Subject(kind, msgspec.json.decode(found))
 
 
 def whole(cluster: Cluster) -> Whole:
-    """Return what is read once of the whole cluster.
+    """Read the objects of the whole cluster once.
 
     Raises ``click.ClickException``.
     """
@@ -171,13 +171,13 @@ def whole(cluster: Cluster) -> Whole:
 
 
 def subjects(cluster: Cluster, *, everywhere: bool) -> list[Subject]:
-    """Return the workloads of the namespace, or of all but the system's and Carpool's own, by namespace and name.
+    """Return the workloads of one or all namespaces, except the system's and Carpool's own, by namespace and name.
 
     Raises ``click.ClickException``.
     """
     try:
         listed = cluster.run("api-resources", "--verbs=list", "--namespaced=true", "--output=name").split()
-    except AwayError as error:  # such as one of metrics; workloads are not served by it
+    except AwayError as error:  # an aggregated API, such as that of metrics, has no workloads
         listed = error.printed.split()
     kinds = {f"{kind.plural}.{kind.group}": kind for kind in registry.KINDS}
     there = [resource for resource in kinds if resource in listed]
@@ -193,7 +193,7 @@ def subjects(cluster: Cluster, *, everywhere: bool) -> list[Subject]:
 
 
 def around(cluster: Cluster, namespace: str, of_all: Whole) -> Around:
-    """Return a namespace, what is in it, and what elsewhere may concern its pods.
+    """Return a namespace, its objects, and objects elsewhere that may affect its pods.
 
     Raises ``click.ClickException``.
     """
@@ -250,7 +250,7 @@ def around(cluster: Cluster, namespace: str, of_all: Whole) -> Around:
 
 
 def pods(cluster: Cluster, subject: Subject) -> list[Json] | None:
-    """Return a workload's pods; ``None`` where one may not read them.
+    """Return a workload's pods; ``None`` if the user may not read them.
 
     Raises ``click.ClickException``.
     """
@@ -262,12 +262,12 @@ def pods(cluster: Cluster, subject: Subject) -> list[Json] | None:
 
 
 def addresses(pod: Json) -> tuple[str, ...]:
-    """Return a pod's own, where they are known."""
+    """Return a pod's own addresses, if known."""
     return tuple(each["ip"] for each in (pod.get("status") or {}).get("podIPs") or [])
 
 
 def peer_of(namespace: Mapping[str, str], pod: Json) -> Peer:
-    """Return a pod as policies see it; ``namespace``: the labels of its namespace."""
+    """Return a pod from policies' view; ``namespace``: the labels of its namespace."""
     account = (pod.get("spec") or {}).get("serviceAccountName") or "default"
     return Peer(namespace, pod["metadata"].get("labels") or {}, addresses(pod), account)
 
@@ -283,7 +283,7 @@ def _peer(cluster: Cluster, pod: Json) -> Peer:
 
 
 def _readable(cluster: Cluster, resource: str, *flags: str) -> list[Json] | None:
-    """Return objects: none where the cluster has no such kind, and ``None`` where one may not read them."""
+    """Return objects: none if the cluster has no such kind, and ``None`` if the user may not read them."""
     try:
         return _list(cluster, resource, *flags)
     except NoKindError:
@@ -293,10 +293,10 @@ def _readable(cluster: Cluster, resource: str, *flags: str) -> list[Json] | None
 
 
 def _everywhere(cluster: Cluster, *groups: Sequence[str]) -> list[Json] | None:
-    """Return objects of all namespaces, by the first group of kinds that the cluster has and one may read.
+    """Return objects of all namespaces, of the first group of kinds that the cluster has and the user may read.
 
-    It may have some kinds of a group only. None where it has no such group, and ``None`` where one may not read all
-    that it has of it, or that is away.
+    It may have only some kinds of a group. None if it has no such group. ``None`` if the user may not read all kinds
+    that it has, or one is not available.
     """
     unread = False
     for kinds in groups:

@@ -1,4 +1,4 @@
-"""What puts a pod right that gets no sidecar, or gets one without port capture: commands wherever one suffices."""
+"""Fixes for pods that get no sidecar, or get one without port capture: commands where one suffices."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
 
 LEAST = {names.CPU: "100m", names.MEMORY: "128Mi"}
-"""What a sidecar can do with."""
+"""Least resources of a sidecar."""
 
 _OTHERS = {names.DATA_PORT: 24080, names.ADMIN_PORT: 24090}
-"""Ports for a sidecar whose own are taken."""
+"""Other ports for a sidecar, if its default ones are taken."""
 
 _PORT_ARGUMENT = re.compile(r"--(?:http[-_])?port[= ]([0-9]{2,5})\b")
 
 
 def smaller(subject: Subject) -> str:
-    """Return the command that has the sidecar ask for less."""
+    """Return the command that reduces the sidecar's requests."""
     return f"{subject.annotate_pods(LEAST)} asks for the least; or raise the limit that is named"
 
 
 def of_refusal(subject: Subject, refused: str) -> str:
-    """Return what makes room for a sidecar that the server refuses."""
+    """Return how to make room for a sidecar that the server rejects."""
     if re.search(r"quota|LimitRange|maximum|minimum|ratio", refused):
         return smaller(subject)
-    # Gatekeeper's and Kyverno's libraries have such policies; a sidecar has no CPU limit by default.
+    # Gatekeeper's and Kyverno's libraries have such policies; by default a sidecar has no CPU limit.
     if re.search(r"cpu.*limit|limit.*cpu", refused, re.IGNORECASE):
         return f"{subject.annotate_pods({names.CPU_LIMIT: '1'})} gives the sidecar a CPU limit"
     if re.search(r"image|registr|repositor", refused, re.IGNORECASE):
@@ -49,7 +49,7 @@ def of_refusal(subject: Subject, refused: str) -> str:
 
 
 def of_reason(subject: Subject, reason: str, message: str, pod: Json, near: Around) -> str:
-    """Return what has to be done for a pod to get its sidecar. ``message``: the injector's, beside the reason."""
+    """Return how a pod can get its sidecar. ``message``: the injector's, with the reason."""
     match reason:
         case Reason.HOST_NETWORK if subject.kind.templates == ("spec.template",):
             patch = compact({"spec": {"template": {"spec": {"hostNetwork": False}}}})
@@ -66,7 +66,7 @@ def of_reason(subject: Subject, reason: str, message: str, pod: Json, near: Arou
 
 
 def of_capture(subject: Subject, note: Note) -> str:
-    """Return what has the model's port captured, or does without that."""
+    """Return how to get the model's port captured, or how to do without."""
     without = f"{subject.annotate_pods({names.CAPTURE: 'false'})} does without capture"
     match note:
         case Note.CAPTURE_FORBIDDEN:
@@ -77,7 +77,7 @@ def of_capture(subject: Subject, note: Note) -> str:
 
 
 def _room(subject: Subject, pod: Json, near: Around) -> str:
-    """Return what makes room for a sidecar: a smaller one, unless the injector would leave that out, too."""
+    """Return how to make room for a sidecar: a smaller one, unless the injector would leave that out, too."""
     left_out = judged(asking(pod, LEAST), surroundings(near), subject.namespace)
     if isinstance(left_out, Skip) and left_out.reason is Reason.NO_ROOM:
         return "do what the message says: the smallest sidecar has no room either"
@@ -86,7 +86,7 @@ def _room(subject: Subject, pod: Json, near: Around) -> str:
 
 def _container(subject: Subject, pod: Json) -> str:
     possible = candidates(pod["spec"], annotations_of(pod).get(DEFAULT_CONTAINER))
-    # One that serves has ports, mostly.
+    # A container that serves mostly names its ports.
     first, *others = [each["name"] for each in sorted(possible, key=lambda each: not each.get("ports"))]
     command = subject.annotate_pods({names.CONTAINER: first})
     return f"{command}; or, if the model is in another, write {' or '.join(others)} there" if others else command
@@ -114,7 +114,7 @@ def _port(subject: Subject, reason: str, pod: Json, near: Around) -> str:
 
 
 def _guesses(pod: Json, model: Json, near: Around) -> list[int]:
-    """Return ports of a container that names none: those that its probes, Services and arguments name."""
+    """Return likely ports of a container that names none: those of its probes, Services and arguments."""
     labels = pod["metadata"].get("labels") or {}
     probed = [handler["port"] for _, handler in handlers(model) if other_protocol(model, handler["port"], None) is None]
     leading = [

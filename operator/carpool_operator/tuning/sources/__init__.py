@@ -1,1 +1,1 @@
-"""Where the evidence comes from."""
+"""Where the metrics for decisions come from."""

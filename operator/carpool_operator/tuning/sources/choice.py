@@ -1,4 +1,4 @@
-"""Whom a policy's evidence is asked of: its pods, or a Prometheus."""
+"""Where a policy's metrics are read: from its pods, or from a Prometheus."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.sources.sidecar import Sidecars
 
 SECRETS = 60.0
-"""Seconds for which the credentials for a Prometheus are kept before they are read again."""
+"""Seconds for which the credentials for a Prometheus are cached."""
 
 REUSED = 500
-"""Pods up to which connections to them are kept: one is 15 KiB here and a file descriptor."""
+"""Fleet size up to which connections to pods are kept: one costs 15 KiB here and a file descriptor."""
 
 
 class _Data(msgspec.Struct):
@@ -46,16 +46,16 @@ class _Server(NamedTuple):
     stale_after: float
     values: dict[Key, bytes]
     read_at: float
-    """When the values were."""
+    """When the values were read."""
     client: Prometheus | None
     error: str
     asked_at: float
-    """When for sidecars' counters, and ``engines_at`` for those of engines."""
+    """Time of the last query for sidecars' counters; ``engines_at`` for those of engines."""
     engines_at: float
 
 
 class Sources:
-    """Reads the pods of policies. Those that don't answer are asked less often."""
+    """Reads the pods of policies. Those that don't answer are read less often."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Sources:
         self._servers: dict[str, _Server] = {}
 
     async def read(self, policy: Policy, pods: Sequence[Pod], *, fleet: int) -> dict[str, Reading]:
-        """Return what is new of pods, by UID; ``fleet``: how many pods there are in all."""
+        """Return new readings of pods, by UID; ``fleet``: number of all pods."""
         there = [pod for pod in pods if pod.ip and not pod.deleting]
         if not there:
             return {}
@@ -109,7 +109,7 @@ class Sources:
         self._servers = {uid: each for uid, each in self._servers.items() if uid in policies}
 
     async def engines(self, policy: Policy, pods: Sequence[str]) -> dict[str, Counters | str] | None:
-        """Return what the policy's Prometheus has of engines, by the pod's name; None: it is not time to ask yet."""
+        """Return the engines' metrics from the policy's Prometheus, by the pod's name; None: too early to query."""
         server = await self._server(policy, "engines_at") if pods else None
         if server is None:
             return None
@@ -118,7 +118,7 @@ class Sources:
         return await server.client.engines(policy.namespace, pods, self._clock())
 
     async def _ask(self, policy: Policy, pods: Sequence[Pod]) -> dict[str, Reading]:
-        """Ask the policy's Prometheus, no oftener than it says."""
+        """Query the policy's Prometheus, at most as often as its interval says."""
         server, now = await self._server(policy, "asked_at"), self._clock()
         if server is None:
             return {}
@@ -127,7 +127,7 @@ class Sources:
         return await server.client.read(policy.namespace, pods, now)
 
     async def _server(self, policy: Policy, turn: Literal["asked_at", "engines_at"]) -> _Server | None:
-        """Return the policy's Prometheus if it is time to ask it."""
+        """Return the policy's Prometheus if it is time to query it."""
         spec = policy.spec
         assert spec is not None and spec.metrics.prometheus is not None  # noqa: S101, PT018 - its source says so
         settings, stale_after = spec.metrics.prometheus, spec.metrics.stale_seconds
@@ -147,18 +147,18 @@ class Sources:
                     error = str(wrong)
                 server = server._replace(client=client, error=error)
             server = server._replace(values=values, read_at=now)
-        # A pass is a little early or late: 90 % of the interval have gone by.
+        # A pass is a little early or late: 90 % of the interval suffices.
         due = now >= getattr(server, turn) + 0.9 * float(settings.interval)
         asked = server._replace(asked_at=now) if turn == "asked_at" else server._replace(engines_at=now)
         self._servers[policy.uid] = asked if due else server
         return server if due else None
 
     async def _values(self, namespace: str, keys: Sequence[Key]) -> dict[Key, bytes]:
-        """Read what the settings refer to; what can't be read is left out, and named by whoever misses it."""
+        """Read the values that the settings refer to; unreadable ones are left out, and reported where needed."""
         values: dict[Key, bytes] = {}
         for kind, name in dict.fromkeys((kind, name) for kind, name, _ in keys):
             if (kind, name) == ("Secret", SECRET):
-                continue  # the operator's own is for no server that a policy names
+                continue  # the operator's own Secrets are not for servers that a policy names
             plural = "secrets" if kind == "Secret" else "configmaps"
             try:
                 body = await self._writer.read(path_of("v1", plural, namespace, name))

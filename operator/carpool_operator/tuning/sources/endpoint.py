@@ -1,6 +1,6 @@
-"""Where a policy's Prometheus is, and how the operator shows who it is: from the settings and the Secrets they name.
+"""The address and credentials of a policy's Prometheus, from the settings and the Secrets they name.
 
-Errors name the field whose Secret or ConfigMap has nothing of use; never what it holds.
+Errors name the field whose Secret or ConfigMap lacks a valid value; never the value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Key: TypeAlias = tuple[Literal["Secret", "ConfigMap"], str, str]
 
 
 class Grant(NamedTuple):
-    """What is sent for a token: OAuth 2.0 client credentials (RFC 6749, 4.4)."""
+    """The request for a token: OAuth 2.0 client credentials (RFC 6749, 4.4)."""
 
     url: str
     client_id: str
@@ -33,21 +33,21 @@ class Grant(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Where to ask, and as whom."""
+    """The address and credentials for queries."""
 
     url: str
-    """Of the API's query, whole."""
+    """Complete URL of the API's query endpoint."""
     base: str
-    """As it may be shown to people."""
+    """The base URL, as shown to users."""
     headers: dict[str, str]
     tls: ssl.SSLContext | bool
     server_name: str | None
     grant: Grant | None = None
-    """Where the token comes from, if from there."""
+    """Where to get the token, if needed."""
 
 
 def needed(settings: Settings) -> list[Key]:
-    """Return the keys whose values ``endpoint`` wants."""
+    """Return the keys whose values ``endpoint`` needs."""
     return [key for _, key in _references(settings)]
 
 
@@ -84,10 +84,10 @@ def _authorities(path: str, ca: CA | None) -> Iterator[tuple[str, Key]]:
 
 
 def endpoint(settings: Settings, values: Mapping[Key, bytes]) -> Endpoint:
-    """Put together where to ask and as whom.
+    """Build the address and credentials for queries.
 
-    ``values`` are those of the keys that ``needed`` names. Raises ``PolicyError`` naming the field whose Secret or
-    ConfigMap has no such key, or nothing of use under it; never what is under it.
+    ``values`` are those of the keys that ``needed`` returns. Raises ``PolicyError`` naming the field whose Secret or
+    ConfigMap lacks the key or a valid value; never the value.
     """
     found: dict[str, bytes] = {}
     for path, key in _references(settings):
@@ -157,7 +157,7 @@ def _context(settings: Settings, found: Mapping[str, bytes]) -> ssl.SSLContext |
 def _trusting(path: str, found: Mapping[str, bytes]) -> ssl.SSLContext:
     authorities = found.get(f"{path}.secret", found.get(f"{path}.configMap", b""))
     try:
-        # Not create_default_context, which trusts the system's authorities where these are "".
+        # Not create_default_context, which trusts the system's authorities if these are "".
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=authorities.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
@@ -166,11 +166,12 @@ def _trusting(path: str, found: Mapping[str, bytes]) -> ssl.SSLContext:
 
 
 def _show(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    # Python reads them from files only. This one is in memory: the root file system is read-only, and keys stay off it.
+    # Python reads them only from files. This one is in memory: the root file system is read-only, and keys must not
+    # reach a disk.
     file = os.memfd_create("client")
     try:
         os.write(file, certificate + b"\n" + key + b"\n")
-        # Without a password for an encrypted key OpenSSL would ask the terminal.
+        # Without a password for an encrypted key OpenSSL would prompt on the terminal.
         context.load_cert_chain(f"/proc/self/fd/{file}", password=lambda: "")
     except (ssl.SSLError, OSError) as error:
         raise PolicyError(
@@ -187,6 +188,6 @@ def _printable(path: str, value: bytes) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return a URL as it may be shown."""
+    """Return a URL without its password, to be shown to users."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -1,4 +1,4 @@
-"""What Prometheus stored of engines without a sidecar: their own metrics, as counters of one moment for each pod."""
+"""Metrics of engines without a sidecar, from Prometheus: each pod's counters at one moment."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class Names(NamedTuple):
-    """What one kind of engine calls its metrics; of several names, the newest first."""
+    """The metric names of one kind of engine; of several names, the newest first."""
 
     engine: str
     prompts: str
-    """Prompt tokens, those of the prefix cache included."""
+    """Prompt tokens, including those from the prefix cache."""
     cached: tuple[str, ...]
-    """Of these, the ones that the prefix cache had."""
+    """Prompt tokens from the prefix cache."""
     gaps: tuple[str, ...]
     """Histograms of the time between tokens."""
     requests: str
-    """Requests that ended; ``asked`` and ``answered`` are their prompt and output tokens."""
+    """Completed requests; ``asked`` and ``answered`` are their prompt and output tokens."""
     asked: str
     answered: str
     kv: tuple[str, ...]
@@ -34,16 +34,16 @@ class Names(NamedTuple):
     preemptions: str
     steps: str = ""
     size: str = ""
-    """Tokens that the KV cache holds."""
+    """Size of the KV cache in tokens."""
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Those without which nothing is known."""
+        """The required metrics."""
         return tuple(dict.fromkeys((self.prompts, self.asked, self.answered, self.requests)))
 
     @property
     def read(self) -> tuple[str, ...]:
-        """All of them."""
+        """All metrics that are read."""
         parts = (f"{name}_{part}" for name in self.gaps for part in ("sum", "count"))
         rest = (*self.cached, *parts, *self.kv, self.running, self.waiting, self.preemptions, self.steps, self.size)
         return (*self.needed, *(name for name in rest if name))
@@ -66,7 +66,7 @@ VLLM = Names(
 
 SGLANG = Names(
     "SGLang",
-    # It counts a request's tokens when it ends.
+    # It counts a request's tokens when the request ends.
     prompts="sglang:prompt_tokens_total",
     cached=("sglang:cached_tokens_total",),
     gaps=("sglang:inter_token_latency_seconds",),
@@ -87,13 +87,13 @@ READ = (*VLLM.read, CACHE, *SGLANG.read)
 
 
 def question(labels: LabelNames, namespace: str, pods: Collection[str], seconds: float) -> str:
-    """Return the question what was stored of some pods' engines within the last ``seconds``."""
+    """Return the query for the samples of some pods' engines within the last ``seconds``."""
     names = "|".join(READ)
     return f'{{__name__=~"{names}",{labels.selector(namespace, pods)}}}[{max(1, round(seconds * 1000))}ms]'
 
 
 def counters(series: Iterable[Series], labels: LabelNames) -> dict[str, Counters | str]:
-    """Read the answer: by pod, its newest scrape, or what it lacks. Engines behind one port are one."""
+    """Parse the answer: by pod, its newest scrape, or what it lacks. Engines behind one port count as one."""
     newest: dict[str, float] = {}
     found: dict[str, list[Series]] = {}
     for each in series:

@@ -1,11 +1,12 @@
-"""The counters of a policy's pods from a Prometheus server, over its HTTP API. It reads; it decides nothing.
+"""Reads the counters of a policy's pods from a Prometheus server, over its HTTP API. It decides nothing.
 
-Two questions, each consistent in itself. When was each pod scraped last: one small number a pod, and its age by
-Prometheus's own clock, so that no clock here is compared with one there. Then, of pods scraped since they were last
-read: all that was stored of them within ``stale_after`` (``scrapes`` says why raw samples). Nothing older is ever read.
+Two queries, each consistent in itself. The first returns each pod's last scrape: one small number per pod, and its age
+by Prometheus's own clock, so that no clock here is compared with one there. The second returns all samples within
+``stale_after`` of pods scraped since the last reading (``scrapes`` explains why raw samples). Nothing older is ever
+read.
 
-Errors end in statuses, which are written when they differ: so they name no ages, and nothing of a page that may hold
-anything.
+Errors appear in statuses, which are written when they differ. So they contain no ages, and no text of a page that may
+contain anything.
 """
 
 from __future__ import annotations
@@ -44,25 +45,25 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.sources.scrapes import Fresh, Source
 
 TIMEOUT = 10.0
-"""Seconds for one question, from connecting to the answer's last byte; the server is told to give up a second before.
+"""Timeout of one query in seconds, from connecting to the answer's last byte; the server gets one second less.
 """
 
 LARGEST = 16 * 2**20
-"""Bytes of an answer, unpacked. A busy sidecar is 2,000 kinds of batches, 6,000 series of 300 bytes: 2 MiB."""
+"""Most bytes of an answer, unpacked. A busy sidecar has 2,000 kinds of batches, 6,000 series of 300 bytes: 2 MiB."""
 
 PODS = 16
-"""Pods of one question to begin with; halved whenever an answer is too large."""
+"""Pods per query at first; halved whenever an answer is too large."""
 
-TOLD = 300
-"""Characters of what the server itself says of an error."""
+LONGEST_ERROR = 300
+"""Most characters kept of the server's own error message."""
 
 
 class PrometheusError(Exception):
-    """The server gave no answer of use; says what is wrong and what to do, in one line."""
+    """The server gave no usable answer; the message has the problem and the fix, in one line."""
 
 
 class _TooLargeError(PrometheusError):
-    """Fewer pods in one question would do."""
+    """A query with fewer pods would succeed."""
 
 
 class _Data(Struct):
@@ -83,24 +84,25 @@ _errors = msgspec.json.Decoder(dict[str, object])
 
 
 def open_session() -> aiohttp.ClientSession:
-    """Open what all sources ask through. Bodies stay as they come: a small one can't unpack into a large one.
+    """Open the session that all sources share. Bodies are not decompressed: a small one can't unpack into a large one.
 
-    Each asks one question at a time; who waited for a hundred others' that hang would find its own server silent.
+    Each source sends one query at a time. With a limit on connections, a source could wait for a hundred hanging
+    queries of others and report its own server as silent.
     """
     connector = aiohttp.TCPConnector(limit=0)
     return aiohttp.ClientSession(connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
 
 
 class _Read(NamedTuple):
-    """What was read of a pod last."""
+    """The last reading of a pod."""
 
     source: Source
     at: float
-    """When the scrape was, on Prometheus's clock."""
+    """Time of the scrape, on Prometheus's clock."""
 
 
 class Prometheus:
-    """Reads one policy's pods. ``stale_after`` in seconds; ``session`` is shared, and closed by whoever opened it."""
+    """Reads one policy's pods. ``stale_after`` in seconds; ``session`` is shared, and closed by its opener."""
 
     def __init__(
         self,
@@ -122,11 +124,11 @@ class Prometheus:
         """By pod UID."""
 
     async def read(self, namespace: str, pods: Collection[Pod], now: float) -> dict[str, Reading]:
-        """Return what is new of pods by their UID, each with a report or an error that says what to do.
+        """Return new readings of pods by their UID, each with a report or an error that includes the fix.
 
-        ``now``: seconds of the operator's monotonic clock. ``Reading.at`` is when the pod was scraped on that clock,
-        ``Reading.report.stats.at`` on Prometheus's. A pod not scraped since the last call has none: reports are large.
-        Raises nothing: whatever fails is the error of the pods that it concerns.
+        ``now``: seconds of the operator's monotonic clock. ``Reading.at`` is the time of the pod's scrape on that
+        clock, ``Reading.report.stats.at`` on Prometheus's. A pod not scraped since the last call is left out: reports
+        are large. Raises nothing: a failure becomes the error of the pods concerned.
         """
         self._read = {pod.uid: self._read[pod.uid] for pod in pods if pod.uid in self._read}
         readings: dict[str, Reading] = {}
@@ -173,14 +175,14 @@ class Prometheus:
                     text = f"what Prometheus at {self._where.base} has of pod {name} can't be used: {scrape}"
                     readings[pod.uid] = Reading(now, None, text)
                     continue
-                # On Prometheus's clock it is at least scraped.at + scraped.age by now.
+                # On Prometheus's clock it is at least scraped.at + scraped.age now.
                 age = max(scraped.at + scraped.age - scrape.report.stats.at, 0.0)
                 readings[pod.uid] = Reading(now - age, scrape.report, note=scrape.note)
                 self._read[pod.uid] = _Read(chosen[name], scrape.report.stats.at)
         return readings
 
     async def engines(self, namespace: str, pods: Collection[str], now: float) -> dict[str, Counters | str]:
-        """Return the counters of engines by the pod's name, or what is wrong, for every one of ``pods``."""
+        """Return the counters of engines by the pod's name, or the error, for every one of ``pods``."""
         try:
             await self._authorize(now)
             series = await self._ask(question(self._labels, namespace, pods, self._stale_after), "matrix")
@@ -191,7 +193,7 @@ class Prometheus:
         return {pod: found.get(pod, silent) for pod in pods}
 
     def _choice(self, uid: str, sources: Mapping[Source, Fresh]) -> Source:
-        """Stay with the source that was read before: two replicas' clocks differ. One that ended gives way."""
+        """Keep the source that was read before: two replicas' clocks differ. If it ended, choose another."""
         newest = max(sources, key=lambda source: (sources[source].at, sorted(source)))
         before = self._read[uid].source if uid in self._read else newest
         ended = before not in sources or sources[newest].at - sources[before].at > self._stale_after / 2
@@ -211,7 +213,7 @@ class Prometheus:
         )
 
     async def _authorize(self, now: float) -> None:
-        """Have a token that is good for this reading, where the server wants one.
+        """Get a token that is valid for this reading, if the server needs one.
 
         Raises ``PrometheusError``.
         """
@@ -223,7 +225,7 @@ class Prometheus:
             raise PrometheusError(str(error)) from None
 
     async def _ask(self, question: str, kind: str) -> list[Series]:
-        """Ask one question of the moment.
+        """Send one instant query.
 
         Raises ``PrometheusError``.
         """
@@ -231,17 +233,17 @@ class Prometheus:
         try:
             async with self._session.post(
                 self._where.url,
-                # A server that would answer later than anybody waits need not work it out.
+                # The server should not go on computing after our timeout.
                 data={"query": question, "timeout": f"{max(1, round(1000 * (self._timeout - 1)))}ms"},
                 headers=self._where.headers,
                 ssl=self._where.tls,
                 server_hostname=self._where.server_name,
-                # Not followed: what shows who we are is for this server alone.
+                # Redirects are not followed: the credentials are for this server only.
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=self._timeout),
             ) as response:
                 if 300 <= response.status < 400:
-                    location = without_password(response.headers.get("Location", "elsewhere"))[:TOLD]
+                    location = without_password(response.headers.get("Location", "elsewhere"))[:LONGEST_ERROR]
                     raise PrometheusError(f"{base} redirects to {location}: set spec.metrics.prometheus.url to that")
                 if (packed := response.headers.get("Content-Encoding", "identity")) != "identity":
                     raise PrometheusError(
@@ -304,7 +306,8 @@ def _refusal(base: str, status: int, body: bytes) -> str:
         plain = _errors.decode(body)
         said = _said(plain.get("errorType", ""), plain.get("error", ""))
     except (msgspec.DecodeError, RecursionError):
-        # Whatever else answered, its page is nothing for a status that more people read than may read the server.
+        # A page of some other server must not appear in a status: more users may read the status than may read that
+        # server.
         said = ""
     said = f": {said}" if said else ""
     match status:
@@ -335,15 +338,15 @@ def _why(error: Exception) -> str:
         case aiohttp.ClientConnectorError(os_error=OSError(strerror=str(text))):
             return text
         case aiohttp.InvalidURL() | UnicodeError():
-            return "that is no address"  # though it passes the pattern: port 99999, say
+            return "that is no address"  # matches the pattern, but is invalid: port 99999, say
         case _:
             return _line(error)
 
 
 def _said(*parts: object) -> str:
-    """Put together what the server says, as one bounded line."""
+    """Combine the server's error messages into one bounded line."""
     return _line(": ".join(str(part) for part in parts if part))
 
 
 def _line(text: object) -> str:
-    return "".join(each if each.isprintable() else " " for each in str(text))[:TOLD]
+    return "".join(each if each.isprintable() else " " for each in str(text))[:LONGEST_ERROR]

@@ -1,4 +1,4 @@
-"""One scrape as Prometheus stored it, and what may be read of it."""
+"""One scrape as Prometheus stored it, and functions to read it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ Key: TypeAlias = tuple[str, tuple[str, ...]]
 """A metric's name, and the values of its own labels."""
 
 Scrape: TypeAlias = dict[Key, float]
-"""All that was stored of one pod at one moment."""
+"""All samples of one pod at one moment."""
 
 
 class UnusableError(ValueError):
-    """What Prometheus holds of a pod is no evidence; says what is wrong with it."""
+    """Prometheus' data about a pod is not usable; the message has the problem."""
 
 
 def edges(bounds: tuple[float, ...]) -> tuple[str, ...]:
@@ -22,12 +22,12 @@ def edges(bounds: tuple[float, ...]) -> tuple[str, ...]:
 
 
 def edge(text: str) -> str:
-    """Read a bucket's ``le``: Prometheus 3 writes 1.0 for what the sidecar wrote as 1."""
+    """Parse a bucket's ``le``: Prometheus 3 writes 1.0 where the sidecar wrote 1."""
     return f"{number(text):.6g}"
 
 
 def histogram(name: str, known: tuple[str, ...], cumulative: dict[str, int]) -> list[int]:
-    """Return how many lie between each bound and the one before; raises ``UnusableError``."""
+    """Return the counts between each bound and the one before; raises ``UnusableError``."""
     missing = [each for each in known if each not in cumulative]
     if missing:
         raise UnusableError(f"{name} has no le={missing[0]!r}: metric relabeling drops buckets")
@@ -39,19 +39,19 @@ def histogram(name: str, known: tuple[str, ...], cumulative: dict[str, int]) -> 
 
 
 def count(scrape: Scrape, name: str, own: tuple[str, ...]) -> int:
-    """Return a count of a scrape; raises ``UnusableError`` for what is none."""
+    """Return a count of a scrape; raises ``UnusableError`` if it is invalid."""
     return whole(name, scrape[name, own])
 
 
 def whole(name: str, value: float) -> int:
-    """Return a count; raises ``UnusableError`` for what is none."""
+    """Return a count; raises ``UnusableError`` if it is invalid."""
     if value != int(value):
         raise UnusableError(f"{name} is {value:g}, which is no count: this is a rule's result, not the sidecar's")
     return int(value)
 
 
 def number(text: str) -> float:
-    """Read a number as Prometheus writes it; what is none is as little use as its NaN."""
+    """Parse a number as Prometheus writes it; anything else becomes NaN."""
     try:
         return float(text)
     except ValueError:

@@ -1,13 +1,13 @@
-"""What Prometheus stored of sidecars' counters, as the reports that the sidecars themselves would have given.
+"""Converts Prometheus' samples of sidecars' counters to the reports that the sidecars themselves would have given.
 
-Raw samples are asked for, by a range selector, never ``increase()`` or ``rate()``: these extrapolate to the window's
-ends and repair resets by guessing, so that their differences are of no time in particular and their counts no counts. A
-raw sample is what one pod said at one known moment, and the very code that differences sidecars' reports does the rest,
-resets included. A window has several scrapes; the newest one that is whole is taken, for series of one scrape can come
-at different times where samples are written remotely.
+Queries use range selectors for raw samples, never ``increase()`` or ``rate()``. These extrapolate to the window's ends
+and guess at resets, so that their differences belong to no exact time and their counts are not whole. A raw sample is
+what one pod reported at one known moment. The code that differences sidecars' reports also handles these, resets
+included. A window has several scrapes; the newest complete one is used, because with remote write the series of one
+scrape can arrive at different times.
 
-Not in a scrape, so not in these reports: a lane's t(b), ceiling, quarantine and queue; what a sidecar rolled back
-(that it did shows in the generation that runs); how a model's axis was found; whose changes are taken.
+These reports lack what a scrape lacks: a lane's batch latency, ceiling, quarantine and queue; a sidecar's rollbacks
+(the running generation shows them); how a model's axis was determined; whose changes are accepted.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ STARTED = "process_start_time_seconds"
 DURATIONS = "carpool_request_duration_seconds_bucket"
 MISSES = "carpool_slo_misses_total"
 BATCHABLE = "carpool_batchable_total"
-"""Sidecars of older versions don't count it: every arrival of theirs is taken to be batchable."""
+"""Older sidecars don't count it: all their arrivals count as batchable."""
 LIMITED = {"limited": "carpool_limited_batches_total", "limited_rows": "carpool_limited_batch_rows_total"}
-"""Nor do they count these: no batch of theirs is taken to be limited."""
+"""Older sidecars don't count these: none of their batches counts as limited."""
 REQUEST_ROWS = "carpool_request_rows_bucket"
-"""Nor this: their rows per request are known by the mean only."""
+"""Older sidecars don't count this: of their rows per request only the mean is known."""
 CAPACITY = "carpool_capacity_requests_per_second"
 CAPACITY_LOWER = "carpool_capacity_lower_requests_per_second"
 CAPACITY_ZERO_WAIT = "carpool_capacity_zero_wait_requests_per_second"
 CAPACITY_ALONE = "carpool_capacity_unbatched_requests_per_second"
 CAPACITY_BY_HAND = "carpool_capacity_by_hand_requests_per_second"
 CAPACITIES = (CAPACITY, CAPACITY_LOWER, CAPACITY_ZERO_WAIT, CAPACITY_ALONE, CAPACITY_BY_HAND)
-"""Nor these, nor does any before it has measured a batch."""
+"""Older sidecars lack these, and so does any sidecar before it has measured a batch."""
 MODE = "carpool_mode"
 CELLS = ("carpool_batches_total", "carpool_batch_busy_seconds_total", "carpool_batch_busy_seconds_squared_total")
 
@@ -99,25 +99,25 @@ OWN: dict[str, tuple[str, ...]] = {
     MODE: ("model", "mode"),
     **streams.OWN,
 }
-"""All that is read, each metric with the labels that the sidecar gives it; all others name the source."""
+"""All metrics that are read, each with the labels that the sidecar sets; all other labels identify the source."""
 
 _EDGES = {name: edges(bounds) for name, bounds in ((DURATIONS, DURATION_BOUNDS), (REQUEST_ROWS, ROW_BOUNDS))}
 """Upper bounds of the histograms' buckets, as written in ``le``."""
 
 
 class LabelNames(NamedTuple):
-    """The labels that tell whose a series is, as a PodMonitor sets them, and what else it has to have."""
+    """The labels that identify a series' pod, as a PodMonitor sets them, and the other required labels."""
 
     namespace: str = "namespace"
     pod: str = "pod"
     matchers: tuple[tuple[str, str], ...] = ()
-    """Labels and their values: of this cluster, where several share a server."""
+    """Labels and their values: those of this cluster, where several share a server."""
 
     def selector(self, namespace: str, pods: Iterable[str]) -> str:
-        """Write the matchers of some pods' series."""
-        # Names of objects are of [a-z0-9.-]; only the dot means something in an expression.
+        """Return the selector for some pods' series."""
+        # Object names consist of [a-z0-9.-]; only the dot is special in a regular expression.
         names = "|".join(sorted(name.replace(".", "[.]") for name in pods))
-        # JSON's escapes are among those of PromQL.
+        # PromQL accepts JSON's escapes.
         others = "".join(f",{label}={json.dumps(value, ensure_ascii=False)}" for label, value in self.matchers)
         return f'{self.namespace}="{namespace}",{self.pod}=~"{names}"{others}'
 
@@ -126,7 +126,7 @@ POD_MONITOR = LabelNames()
 
 
 class Series(Struct, frozen=True):
-    """One series of an answer: ``values`` of a range, or the one ``value`` of a moment."""
+    """One series of an answer: ``values`` of a range query, or the one ``value`` of an instant query."""
 
     metric: dict[str, str]
     values: list[tuple[float, str]] = field(default_factory=list)
@@ -140,7 +140,7 @@ CLOCKS = 30.0
 _YEAR_3000 = 32_503_680_000
 
 Source: TypeAlias = frozenset[tuple[str, str]]
-"""The labels that are not the metric's own and not the pod: of who scraped it, and how."""
+"""The labels that identify neither the metric nor the pod, but the scraper and its job."""
 
 
 class Fresh(NamedTuple):
@@ -149,29 +149,29 @@ class Fresh(NamedTuple):
     at: float
     """Seconds since the epoch, of Prometheus's clock."""
     age: float
-    """Seconds, at the time of the question, by the same clock."""
+    """Seconds, at the time of the query, by the same clock."""
 
 
 class Scraped(NamedTuple):
-    """What one scrape of a pod had. ``note``: why its token streams are left out; ``""`` where they are not."""
+    """The result of one scrape of a pod. ``note``: why its token streams are left out; ``""`` where they are not."""
 
     report: Report
     note: str = ""
 
 
 def ages(labels: LabelNames, namespace: str, pods: Collection[str]) -> str:
-    """Return the question when some pods were scraped: small, and all on Prometheus's clock."""
+    """Return the query for the last scrape of some pods: small, and all on Prometheus's clock."""
     return f"time() - timestamp({GENERATION}{{{labels.selector(namespace, pods)}}})"
 
 
 def everything(labels: LabelNames, namespace: str, pods: Collection[str], seconds: float) -> str:
-    """Return the question what was stored of some pods within the last ``seconds``."""
+    """Return the query for all samples of some pods within the last ``seconds``."""
     names = "|".join(OWN)
     return f'{{__name__=~"{names}",{labels.selector(namespace, pods)}}}[{max(1, round(seconds * 1000))}ms]'
 
 
 def freshness(series: Iterable[Series], labels: LabelNames) -> dict[str, dict[Source, Fresh]]:
-    """Read the answer to ``ages``: by pod and source."""
+    """Parse the answer to ``ages``: by pod and source."""
     found: dict[str, dict[Source, Fresh]] = {}
     for each in series:
         rest = dict(each.metric)
@@ -179,7 +179,7 @@ def freshness(series: Iterable[Series], labels: LabelNames) -> dict[str, dict[So
         if pod is None or each.value is None:
             continue
         asked, age = each.value[0], number(each.value[1])
-        # Whole milliseconds are what Prometheus stores; the difference of two floats is a little off.
+        # Prometheus stores whole milliseconds; the difference of two floats is slightly off.
         at = round(asked - age, 3)
         if 0 <= at < _YEAR_3000:
             found.setdefault(pod, {})[frozenset(rest.items())] = Fresh(at, age)
@@ -189,12 +189,12 @@ def freshness(series: Iterable[Series], labels: LabelNames) -> dict[str, dict[So
 def reports(
     series: Iterable[Series], labels: LabelNames, chosen: Mapping[str, Source]
 ) -> dict[str, Scraped | UnusableError]:
-    """Read the answer to ``everything``: by pod, its newest whole scrape, or why there is none.
+    """Parse the answer to ``everything``: by pod, its newest complete scrape, or why there is none.
 
-    Where none is whole because of token streams, the newest is read without them.
+    If only token streams are incomplete, the newest scrape is read without them.
 
-    ``Report.stats.at`` is when that scrape was, in seconds since the epoch. A pod that two jobs scrape, or two servers,
-    is counted once, by its ``chosen`` source. Sources that are of different processes are of no use.
+    ``Report.stats.at`` is the time of that scrape, in seconds since the epoch. A pod that two jobs or two servers
+    scrape is counted once, from its ``chosen`` source. Sources of different processes can't be used.
     """
     pods: dict[str, dict[Source, dict[float, Scrape]]] = {}
     bad: dict[str, UnusableError] = {}
@@ -213,7 +213,7 @@ def reports(
             scrapes.setdefault(at, {})[key] = number(text)
     found: dict[str, Scraped | UnusableError] = {}
     for pod, sources in pods.items():
-        # process_start_time_seconds is the model's too, where that is scraped.
+        # The model exports process_start_time_seconds, too, where it is scraped.
         ours = {
             source: scrapes
             for source, scrapes in sources.items()
@@ -226,10 +226,10 @@ def reports(
 
 
 def _another(chosen: Source, sources: Mapping[Source, dict[float, Scrape]]) -> UnusableError | None:
-    """Say that some source is of another process than the chosen one, and by what they differ.
+    """Return the error that a source belongs to another process than the chosen one, with the labels that differ.
 
-    Replicas of a Prometheus see one process, which started once. After a restart one of them may still hold the process
-    before: that one was scraped last before the new one started.
+    Replicas of a Prometheus see one process, with one start time. After a restart one of them may still have the
+    previous process: its last scrape was before the new process started.
     """
     last = {source: max(scrapes) for source, scrapes in sources.items()}
     lives = {source: (sources[source][at].get(_START, 0.0), at) for source, at in last.items()}
@@ -261,12 +261,12 @@ def _newest(scrapes: dict[float, Scrape]) -> Scraped | UnusableError:
 def _report(scrape: Scrape, at: float, before: Scrape, *, whole: bool) -> Scraped:
     """Build the report of one scrape; token streams that are not ``whole`` are left out.
 
-    Raises ``UnusableError`` where it is not whole, or holds what no counter can be.
+    Raises ``UnusableError`` where it is incomplete, or has impossible counter values.
     """
     for (name, _), value in scrape.items():
         if name not in streams.PASSING and (not isfinite(value) or value < 0):
             raise UnusableError(f"{name} is {value:g}, which no sidecar writes: it comes from a rule or proxy")
-    # Within one life of a process no series ends: what was there a scrape ago has not arrived yet.
+    # Within one process no series ends: a series of the previous scrape that is missing has not arrived yet.
     if before.get(_START) == scrape.get(_START):
         passing = streams.PASSING if whole else streams.OWN.keys()
         for name, own in (key for key in before.keys() - scrape.keys() if key[0] not in passing):
@@ -348,7 +348,7 @@ def _lane(scrape: Scrape, model: str) -> Lane:
 
 
 def _counters(scrape: Scrape, models: list[str]) -> dict[str, ModelStats]:
-    """Gather every model's counters in one pass over the scrape."""
+    """Collect every model's counters in one pass over the scrape."""
     cells: dict[str, list[tuple[int, int, int, int, int, float, float]]] = {model: [] for model in models}
     misses: dict[str, dict[str, int]] = {model: {} for model in models}
     buckets: dict[tuple[str, str], dict[str, int]] = {}

@@ -1,4 +1,4 @@
-"""The counters of a pod, asked of its sidecar."""
+"""The counters of a pod, read from its sidecar."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from carpool_operator.api.model import Pod
 
 TIMEOUT = 3.0
-"""Seconds for one report, from connecting to its last byte."""
+"""Timeout of one report in seconds, from connecting to its last byte."""
 
 LARGEST = 16 * 2**20
-"""Bytes of a report: 16,384 kinds of batches are 1 MiB."""
+"""Most bytes of a report: 16,384 kinds of batches are 1 MiB."""
 
 
 class Sidecars:
-    """Asks pods, so many at a time as ``at_once`` lets."""
+    """Reads pods, as many at a time as ``at_once`` allows."""
 
     def __init__(self, session: aiohttp.ClientSession, at_once: asyncio.Semaphore, clock: Callable[[], float]) -> None:
         self._session = session
@@ -33,9 +33,9 @@ class Sidecars:
         self._clock = clock
 
     async def read(self, pod: Pod, ticket: str, *, reuse: bool) -> Reading:
-        """Ask one pod, with the ``Authorization`` that opens it. Raises nothing: what fails is the reading's error.
+        """Read one pod, with the given ``Authorization`` header. Raises nothing: a failure is the reading's error.
 
-        ``reuse``: whether the connection is kept for the next question.
+        ``reuse``: whether the connection is kept for the next request.
         """
         try:
             async with (
@@ -47,7 +47,7 @@ class Sidecars:
                     allow_redirects=False,
                 ) as response,
             ):
-                # Counters are as old as the answer's begin.
+                # The counters date from the start of the answer.
                 at = self._clock()
                 body = bytearray()
                 async for chunk in response.content.iter_any():

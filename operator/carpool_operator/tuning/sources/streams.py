@@ -1,6 +1,6 @@
-"""The token streams of one scrape of a sidecar, as its own report has them.
+"""The token streams of one scrape of a sidecar, in the format of its own report.
 
-Not in a scrape: what the gate has learned of steps, and the engine's own metrics. Nothing is decided on these.
+A scrape lacks what the gate has learned of steps, and the engine's own metrics. No decision uses these.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.sources.samples import Scrape
 
 ARRIVALS = "carpool_generation_arrivals_total"
-"""Sidecars of older versions have none of these metrics; no streams are seen of them."""
+"""Older sidecars have none of these metrics; their streams are unknown."""
 STREAMING, QUEUED = "carpool_generation_running", "carpool_generation_queued"
 GATED = "carpool_generation_gated"
 TARGET = "carpool_generation_target_seconds"
@@ -37,16 +37,16 @@ OWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((TTFT, TPOT), ("model", "le")),
     **dict.fromkeys(OF_A_MODEL.values(), ("model",)),
 }
-"""All that is read, each metric with its labels."""
+"""All metrics that are read, each with its labels."""
 
 PASSING = frozenset({TARGET, LIMIT, RATE, TOKENS})
-"""Gauges that are there while there is something to say, and may be infinite."""
+"""Gauges that exist only while they have a value, which may be infinite."""
 
 _EDGES = edges(BOUNDS)
 
 
 def read(scrape: Scrape) -> TokenStreams:
-    """Read a scrape; raises ``UnusableError`` where it is not whole."""
+    """Read a scrape; raises ``UnusableError`` where it is incomplete."""
     if (ARRIVALS, ()) not in scrape:
         return TokenStreams()
     missing = [name for name in (STREAMING, QUEUED, GATED) if (name, ()) not in scrape]

@@ -1,4 +1,4 @@
-"""Tokens of OAuth 2.0 client credentials: fetched, kept until shortly before their end, fetched again."""
+"""Tokens of OAuth 2.0 client credentials: fetched, cached until shortly before they expire, fetched again."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.sources.endpoint import Grant
 
 LARGEST = 64 * 2**10
-"""Bytes of an answer: a token is a few KiB."""
+"""Most bytes of an answer: a token is a few KiB."""
 
 LIFE = 300.0
-"""Seconds that a token is kept whose end is not said."""
+"""Seconds that a token without expiry is cached."""
 
 SPARE = 30.0
-"""Seconds before its end from which a token is replaced; for short ones, a tenth of their life."""
+"""Seconds before its expiry from which a token is replaced; for short ones, a tenth of their life."""
 
 
 class TokenError(Exception):
-    """There is no token; says why, in one line."""
+    """There is no token; the message has the reason, in one line."""
 
 
 class _Answer(Struct):
@@ -61,7 +61,7 @@ class Tokens:
         return self._header
 
     def forget(self) -> None:
-        """Fetch another next time: the server did not take this one."""
+        """Fetch another one next time: the server rejected this one."""
         self._header = ""
 
     async def _fetch(self) -> _Answer:

@@ -1,1 +1,1 @@
-"""Policies by which pods admit callers, and callers may send: Kubernetes' own, Cilium's and Calico's."""
+"""Network policies for ingress to pods, and for callers' egress: Kubernetes' own, Cilium's and Calico's."""

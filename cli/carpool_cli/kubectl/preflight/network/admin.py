@@ -1,4 +1,4 @@
-"""Policies that administrators write for the whole cluster: AdminNetworkPolicies, and the one that is the baseline.
+"""Policies by administrators for the whole cluster: AdminNetworkPolicies, and the BaselineAdminNetworkPolicy.
 
 Field semantics: https://network-policy-api.sigs.k8s.io/reference/spec/.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
 
 TIERS = {"AdminNetworkPolicy": ADMIN, "BaselineAdminNetworkPolicy": BASELINE}
-"""By the kinds that are understood."""
+"""By the supported kinds."""
 
 _PEERS = frozenset({"namespaces", "pods", "networks", "nodes", "domainNames"})
 _ANYBODY = Peer({NAME: ""}, {}, ("192.0.2.1",))
@@ -53,39 +53,39 @@ class AdminRule(NamedTuple):
 
     @property
     def body(self) -> Json:
-        """What it says."""
+        """Its content."""
         rule: Json = self.policy["spec"][self.way][self.place]
         return rule
 
     @property
     def denies(self) -> bool:
-        """Whether it refuses what it is for."""
+        """Whether it rejects the traffic that it matches."""
         return bool(self.body["action"] == "Deny")
 
     @property
     def passes(self) -> bool:
-        """Whether it leaves what it is for to what namespaces have."""
+        """Whether it leaves the traffic that it matches to the namespaces' policies."""
         return bool(self.body["action"] == "Pass")
 
     @property
     def tier(self) -> float:
-        """Before or behind what namespaces have."""
+        """Before or after the namespaces' policies."""
         return TIERS[self.policy["kind"]]
 
     @property
     def order(self) -> tuple[float, str]:
-        """The lower its number, the sooner it decides."""
+        """The lower its number, the earlier it decides."""
         return float(self.policy["spec"].get("priority") or 0), str(self.policy["metadata"]["name"])
 
     @property
     def peers(self) -> list[Json]:
-        """Who is at the other end; it names somebody."""
+        """The peers; never empty."""
         peers: list[Json] = self.body["from" if self.way == INGRESS else "to"]
         return peers
 
     @property
     def pods(self) -> list[Json] | None:
-        """Who is at the other end; None where that may be no pod."""
+        """Selectors of the peers; None if a peer may not be a pod."""
         return None if any(_whole(each) is None for each in self.peers) else self._selectors
 
     @property
@@ -94,7 +94,7 @@ class AdminRule(NamedTuple):
 
     @property
     def open_to_all(self) -> bool:
-        """Say no: who is outside the cluster is none of its matter."""
+        """Return False: such policies do not cover peers outside the cluster."""
         return False
 
     @property
@@ -103,51 +103,51 @@ class AdminRule(NamedTuple):
         return any("networks" in each for each in self.peers)
 
     def covers(self, port: int, named: dict[str, int]) -> bool:
-        """Whether it is for a port of a pod; ``named``: that pod's ports by name."""
+        """Whether it matches a port of a pod; ``named``: that pod's ports by name."""
         listed = self.body.get("ports")
         return listed is None or any(_covers(each, port, named) for each in listed)
 
     def leaves_out(self, port: int) -> bool:  # noqa: ARG002 - as of other kinds
-        """Say no: it lists ports, and leaves out none."""
+        """Return False: it has no list of excluded ports."""
         return False
 
     def includes(self, other: Rule) -> bool:
-        """Whether everyone at the other end of ``other`` is surely at the end of this, too."""
+        """Whether it surely matches all peers of ``other``, too."""
         return self.peers == getattr(other, "peers", None) or all_in(other.pods or [], self._selectors)
 
     def reaches(self, pod: Peer) -> bool:
-        """Whether a pod is surely at the other end."""
+        """Whether it surely matches a pod as peer."""
         return any(_is_at(each, pod) for each in self.peers)
 
     def may_reach(self, pod: Peer) -> bool:
-        """As ``reaches``: all that it goes by is known."""
+        """Return the same as ``reaches``: everything it depends on is known."""
         return self.reaches(pod)
 
     def for_all_pods_of(self, other: Rule) -> bool:
-        """Whether its policy surely selects all pods that the policy of ``other`` does."""
+        """Whether its policy surely selects all pods that the policy of ``other`` selects."""
         return isinstance(other, AdminRule) and all_in([_subject(other.policy)], [_subject(self.policy)])
 
     def patched(self, port: int, like: int, named: dict[str, int]) -> str:  # noqa: ARG002 - as of other kinds
-        """Return the command by which it is for one more port."""
+        """Return the command that adds a port to it."""
         resource = f"{self.policy['kind'].lower()}.policy.networking.k8s.io {self.policy['metadata']['name']}"
         value = {"portNumber": {"protocol": "TCP", "port": port}}
         return json_patch("", resource, "add", f"/spec/{self.way}/{self.place}/ports/-", value)
 
 
 def ingress(subject: Subject, pod: Json, near: Around) -> Policies:  # noqa: ARG001 - as of other kinds
-    """Return the rules that are for a pod; none of these policies closes it."""
+    """Return the rules that apply to a pod; none of these policies isolates it."""
     peer = peer_of(near.labels, pod)
     selecting = [policy for policy in near.admin if _is_in(_subject(policy), peer)]
     return Policies([], [rule for policy in selecting for rule in _rules(policy, INGRESS)])
 
 
 def egress(near: Around) -> list[Rule]:
-    """Return the rules for what pods send, of any namespace."""
+    """Return the rules for the egress of pods of any namespace."""
     return [rule for policy in near.admin for rule in _rules(policy, EGRESS)]
 
 
 def is_understood(policy: Json, near: Around) -> bool:  # noqa: ARG001 - as of other kinds
-    """Whether all that a policy says can be read here."""
+    """Whether every field of a policy is supported here."""
     try:
         requirements(_subject(policy)["podSelector"])
         for way in (INGRESS, EGRESS):
@@ -181,7 +181,7 @@ def _subject(policy: Json) -> Json:
 
 
 def _whole(peer: Json) -> Json | None:
-    """Return selectors of namespaces and pods; None where somebody is named in another way."""
+    """Return selectors of namespaces and pods; None if a peer is named in another way."""
     if "namespaces" in peer:
         return {"namespaceSelector": peer["namespaces"], "podSelector": {}}
     if "pods" in peer:

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 PORTS, NOT_PORTS = "ports", "notPorts"
 
 LAST = 1e300
-"""Place of a tier without a number; there may be several."""
+"""Order of a tier without a number; several tiers may have it."""
 
 ADMITTING = frozenset({"Allow", "Pass"})
-"""Actions by which a connection goes on. ``Pass`` leaves it to the next tier."""
+"""Actions that let a connection go on. ``Pass`` leaves it to the next tier."""
 
 _PODS = frozenset({"selector", "namespaceSelector", "serviceAccounts"})
-"""Fields of an end that are for pods: of the policy's own namespace, where none names another."""
+"""Fields of an endpoint that select pods: of the policy's own namespace, unless they name another."""
 _ENDS = _PODS | {"notSelector", "nets"}
-"""Fields of an end that are understood; of one with others nobody knows whether it is a pod's."""
+"""Supported fields of an endpoint; with any other field it is unknown whether it matches a pod."""
 _ANYBODY = Peer({NAME: ""}, {})
 
 
@@ -56,7 +56,7 @@ class CalicoRule(NamedTuple):
     tier: float
     certain: bool = True
     pods: list[Json] | None = None
-    """Its selectors are not as those of Kubernetes."""
+    """None: its selectors differ from those of Kubernetes."""
 
     @property
     def title(self) -> str:
@@ -65,43 +65,43 @@ class CalicoRule(NamedTuple):
 
     @property
     def namespace(self) -> str:
-        """The namespace of its policy; ``""`` where that is for the whole cluster."""
+        """The namespace of its policy; ``""`` for the whole cluster."""
         return namespace_of(self.policy)
 
     @property
     def body(self) -> Json:
-        """What it says."""
+        """Its content."""
         rule: Json = self.policy["spec"][self.way][self.place]
         return rule
 
     @property
     def denies(self) -> bool:
-        """Whether it refuses what it is for."""
+        """Whether it rejects the traffic that it matches."""
         return self.body["action"] not in ADMITTING
 
     @property
     def passes(self) -> bool:
-        """Whether it leaves what it is for to the next tier."""
+        """Whether it leaves the traffic that it matches to the next tier."""
         return bool(self.body["action"] == "Pass")
 
     @property
     def order(self) -> tuple[float, str]:
-        """Where its policy is in its tier: without a number it is last, and names decide between equals."""
+        """Order of its policy in its tier: without a number it is last; among equals, names decide."""
         return _order(self.policy["spec"]), f"{self.namespace}/{self.policy['metadata']['name']}"
 
     @property
     def peer(self) -> Json:
-        """Who is at the other end, without ports; everybody where it names none."""
+        """The peer, without ports; everyone if it names none."""
         return _end(self.body, "source" if self.way == INGRESS else "destination")
 
     @property
     def near_end(self) -> Json:
-        """For which of the pods that its policy selects it is; for all where it names none."""
+        """Those of its policy's pods that it applies to; all if it names none."""
         return _end(self.body, "destination" if self.way == INGRESS else "source")
 
     @property
     def open_to_all(self) -> bool:
-        """Whether it is for everybody at the other end."""
+        """Whether it matches every peer."""
         return not self.peer
 
     @property
@@ -110,7 +110,7 @@ class CalicoRule(NamedTuple):
         return "nets" in self.peer
 
     def covers(self, port: int, named: dict[str, int]) -> bool:
-        """Whether it is for a port of a pod; ``named``: that pod's ports by name."""
+        """Whether it matches a port of a pod; ``named``: that pod's ports by name."""
         body, ports = self.body, self.ports
         is_tcp = body.get("protocol") in {None, "TCP", 6} and body.get("notProtocol") not in {"TCP", 6}
         listed = ports.get(PORTS) or []
@@ -118,40 +118,40 @@ class CalicoRule(NamedTuple):
         return is_tcp and in_list and not any(_covers(each, port, named) for each in ports.get(NOT_PORTS) or [])
 
     def leaves_out(self, port: int) -> bool:
-        """Whether it is for all ports but some, and this one is among those."""
+        """Whether it matches all ports except some, and this one is among those."""
         ports = self.ports
         return not ports.get(PORTS) and any(_covers(each, port, {}) for each in ports.get(NOT_PORTS) or [])
 
     def includes(self, other: Rule) -> bool:
-        """Whether everyone at the other end of ``other`` is surely at the end of this, too."""
+        """Whether it surely matches all peers of ``other``, too."""
         if self.open_to_all or not isinstance(other, CalicoRule):
             return self.open_to_all
         same_place = self.namespace == other.namespace or "namespaceSelector" in self.peer
         return self.peer == other.peer and (same_place or "nets" in self.peer)
 
     def reaches(self, pod: Peer) -> bool:
-        """Whether a pod is surely at the other end."""
+        """Whether it surely matches a pod as peer."""
         return _is_at(self.peer, self.namespace, pod) is True
 
     def may_reach(self, pod: Peer) -> bool:
-        """Whether a pod may be at the other end, as far as is known."""
+        """Whether it may match a pod as peer, as far as known."""
         return _is_at(self.peer, self.namespace, pod) is not False
 
     def for_all_pods_of(self, other: Rule) -> bool:
-        """Whether its policy surely selects all pods that the policy of ``other`` does."""
+        """Whether its policy surely selects all pods that the policy of ``other`` selects."""
         if not isinstance(other, CalicoRule) or _selectors(self.policy) != _selectors(other.policy):
             return False
         return not self.near_end or self.near_end == other.near_end
 
     def patched(self, port: int, like: int, named: dict[str, int]) -> str:  # noqa: ARG002 - as of other kinds
-        """Return the command by which it treats one more port as those that it lists."""
+        """Return the command that treats one more port like those that it lists."""
         field = NOT_PORTS if self.leaves_out(port) or not self.ports.get(PORTS) else PORTS
         path = f"/spec/{self.way}/{self.place}/destination/{field}/-"
         return json_patch(self.namespace, _resource(self.policy), "add", path, port)
 
     @property
     def ports(self) -> Json:
-        """Ports that it names, or leaves out, in its field for the receiving end."""
+        """Ports that it lists, or excludes, for the receiving end."""
         return self.body.get("destination") or {}
 
 
@@ -177,14 +177,14 @@ def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
 
 
 def egress(near: Around) -> list[Rule]:
-    """Return the rules by which pods may send, of any namespace."""
+    """Return the rules for the egress of pods of any namespace."""
     tiers = tiers_of(near)
     policies = [policy for policy in _of_pods(near) if EGRESS in _types(policy)]
     return [rule for policy in policies for rule in _rules(policy, EGRESS, tiers[_tier(policy)][0])]
 
 
 def tiers_of(near: Around) -> dict[str, tuple[float, bool]]:
-    """Return the tiers by name: place, and whether a pod that a policy in it selects admits only what is named."""
+    """Return the tiers by name: order, and whether its policies isolate the pods that they select."""
     found = {
         "default": (DEFAULT, True),
         "adminnetworkpolicy": (ADMIN, False),
@@ -195,7 +195,8 @@ def tiers_of(near: Around) -> dict[str, tuple[float, bool]]:
         spec = tier.get("spec") or {}
         with suppress(ValueError, TypeError):
             read[tier["metadata"]["name"]] = _order(spec), spec.get("defaultAction") != "Pass"
-    # Of equals names decide. Where Calico's own have no number, as before 3.29, they are where NetworkPolicies are.
+    # Names decide among equals. If Calico's own tiers have no number, as before 3.29, they have the place of
+    # NetworkPolicies.
     place = -inf
     for name, (order, closes) in sorted(read.items(), key=lambda each: (each[1][0], each[0])):
         place = max(min(order, LAST), nextafter(place, inf))
@@ -204,7 +205,7 @@ def tiers_of(near: Around) -> dict[str, tuple[float, bool]]:
 
 
 def is_understood(policy: Json, near: Around) -> bool:
-    """Whether all that a policy says can be read here, and the order of its tier is known."""
+    """Whether every field of a policy is supported here, and the order of its tier is known."""
     try:
         known = _tier(policy) in tiers_of(near)
         _selects(policy, _ANYBODY)
@@ -221,7 +222,7 @@ def is_understood(policy: Json, near: Around) -> bool:
 
 
 def _of_pods(near: Around) -> Iterator[Json]:
-    """Yield the policies that may be for pods: those before connection tracking and before DNAT are for nodes."""
+    """Yield the policies that may apply to pods: those before connection tracking and before DNAT are for nodes."""
     for policy in near.calico:
         if not policy["spec"].get("doNotTrack") and not policy["spec"].get("preDNAT"):
             yield policy
@@ -245,7 +246,7 @@ def _types(policy: Json) -> list[str]:
 
 
 def _selects(policy: Json, pod: Peer) -> bool | None:
-    """Whether a policy is for a pod; None where that is not known: labels of service accounts are not."""
+    """Whether a policy applies to a pod; None if unknown: labels of service accounts are not read."""
     spec = policy["spec"]
     own = calico_selector.matches(spec.get("selector") or "", _labels(pod))
     of_namespace = calico_selector.matches(spec.get("namespaceSelector") or "", _labels_of_namespace(pod))
@@ -258,7 +259,7 @@ def _end(body: Json, name: str) -> Json:
 
 
 def _is_at(end: Json, home: str, pod: Peer) -> bool | None:
-    """Whether a pod is at an end of a rule; None where that is not known. ``home``: the namespace of its policy."""
+    """Whether a pod is at an end of a rule; None if unknown. ``home``: the namespace of its policy."""
     found: bool | None = True if end.keys() <= _ENDS else None
     if home and end.keys() & _PODS and "namespaceSelector" not in end:
         found = both(found, pod.namespace[NAME] == home)
@@ -276,7 +277,7 @@ def _is_at(end: Json, home: str, pod: Peer) -> bool | None:
 
 
 def _order(spec: Json) -> float:
-    """Return where a policy is among those of its tier: without a number it is last."""
+    """Return the order of a policy in its tier: without a number it is last."""
     order = spec.get("order")
     return inf if order is None else float(order)
 
@@ -287,7 +288,7 @@ def _selectors(policy: Json) -> tuple[str, ...]:
 
 
 def _labels(pod: Peer) -> dict[str, str]:
-    """Return a pod's labels as Calico has them: those of its namespace with a prefix."""
+    """Return a pod's labels for Calico: those of its namespace have a prefix."""
     of_namespace = {f"pcns.{key}": value for key, value in pod.namespace.items()}
     own = {
         "projectcalico.org/namespace": pod.namespace[NAME],
@@ -302,7 +303,7 @@ def _labels_of_namespace(pod: Peer) -> dict[str, str]:
 
 
 def _covers(entry: int | str, port: int, named: dict[str, int]) -> bool:
-    """Whether a number, a range ``8000:9000`` or a name is for a port."""
+    """Whether a number, a range ``8000:9000`` or a name matches a port."""
     first, _, last = str(entry).partition(":")
     if not first.isdecimal():
         return named.get(str(entry)) == port
@@ -310,7 +311,7 @@ def _covers(entry: int | str, port: int, named: dict[str, int]) -> bool:
 
 
 def _holds(nets: list[str], addresses: tuple[str, ...]) -> bool | None:
-    """Whether one of a pod's addresses is in blocks; None where they are not known."""
+    """Whether one of a pod's addresses is in the blocks; None if they are unknown."""
     blocks = [ip_network(each, strict=False) for each in nets]
     if any(block.prefixlen == 0 for block in blocks):
         return True

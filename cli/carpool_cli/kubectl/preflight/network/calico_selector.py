@@ -1,4 +1,4 @@
-"""Calico's selectors: ``app == 'web' && tier in {'a', 'b'}``, as ``libcalico-go/lib/selector`` reads them."""
+"""Calico's selectors: ``app == 'web' && tier in {'a', 'b'}``, parsed as by ``libcalico-go/lib/selector``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TOKEN = re.compile(
     re.ASCII,
 )
 _OPERATOR = re.compile(r"\s*(?:(not)\s*(in)|(starts|ends)\s*(with)|(in|contains))(?![\w./-])", re.ASCII)
-"""Words that are operators behind a label, and labels elsewhere."""
+"""Words that are operators after a label, and labels elsewhere."""
 
 _COMPARED: Mapping[str, Callable[[str | None, str], bool]] = {
     "==": lambda value, text: value == text,
@@ -25,17 +25,17 @@ _COMPARED: Mapping[str, Callable[[str | None, str], bool]] = {
 }
 
 DEEPEST = 100
-"""Parentheses and negations inside one another that are read; one that has more is written by no person."""
+"""Deepest nesting of parentheses and negations that is read; nobody writes more by hand."""
 
 OF_SERVICE_ACCOUNT = "pcsa."
-"""Prefix of labels that are those of a pod's service account, which nobody reads here."""
+"""Prefix for labels of a pod's service account, which are not read here."""
 
 
 def matches(selector: str, labels: Mapping[str, str] | None) -> bool | None:
-    """Whether a selector is for something with these labels; an empty one is for all.
+    """Whether a selector matches these labels; an empty one matches all.
 
-    ``labels``: None where they are not known. Returns None where that is not known then. Raises ``ValueError`` where it
-    is no selector, or nested deeper than ``DEEPEST``.
+    ``labels``: None if unknown. Returns None if the result is unknown then. Raises ``ValueError`` for an invalid
+    selector, or one nested deeper than ``DEEPEST``.
     """
     tokens = _tokens(selector)
     if not tokens:
@@ -47,7 +47,7 @@ def matches(selector: str, labels: Mapping[str, str] | None) -> bool | None:
 
 
 def _tokens(selector: str) -> list[str]:
-    """Return the parts of a selector, with one blank for any number inside them."""
+    """Return the tokens of a selector, with runs of blanks inside them reduced to one."""
     found, place, text, behind_label = [], 0, selector.rstrip(), False
     while place < len(text):
         if behind_label and (operator := _OPERATOR.match(text, place)) is not None:
@@ -64,14 +64,14 @@ def _tokens(selector: str) -> list[str]:
 
 
 def both(first: bool | None, second: bool | None) -> bool | None:
-    """Whether both hold; None where that is not known."""
+    """Whether both are true; None if unknown."""
     if first is False or second is False:
         return False
     return None if first is None or second is None else True
 
 
 def negated(one: bool | None) -> bool | None:
-    """Whether something does not hold; None where that is not known."""
+    """Return the negation; None if unknown."""
     return None if one is None else not one
 
 
@@ -92,7 +92,7 @@ def _all(tokens: list[str], labels: Mapping[str, str] | None, depth: int) -> boo
 
 
 def _one(tokens: list[str], labels: Mapping[str, str] | None, depth: int) -> bool | None:
-    """Evaluate one comparison, negated or in parentheses, and take it off the tokens."""
+    """Evaluate one comparison, negated or in parentheses, and remove it from the tokens."""
     if depth > DEEPEST:
         raise ValueError(f"a selector is nested more than {DEEPEST} deep")
     token = _next(tokens)

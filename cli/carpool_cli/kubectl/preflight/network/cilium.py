@@ -1,4 +1,4 @@
-"""Cilium's policies, of a namespace and of the cluster. They add up with NetworkPolicies; what they deny is denied.
+"""Cilium's policies, of a namespace and of the cluster. They are combined with NetworkPolicies; a deny always wins.
 
 Field semantics: https://docs.cilium.io/en/stable/security/policy/, ``pkg/policy/api`` and
 ``pkg/k8s/apis/cilium.io/utils``.
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
 
 NAMESPACE = "io.kubernetes.pod.namespace"
-"""Label that Cilium gives to pods, and selectors name."""
+"""Label that Cilium adds to pods, and that selectors name."""
 OF_NAMESPACE = "io.cilium.k8s.namespace.labels."
-"""Prefix of a namespace's labels, as Cilium gives them to its pods."""
+"""Prefix of a namespace's labels when Cilium adds them to its pods."""
 ACCOUNT = "io.cilium.k8s.policy.serviceaccount"
-"""Label for the service account that a pod runs as."""
+"""Label for a pod's service account."""
 UNKNOWN = frozenset({"io.cilium.k8s.policy.cluster"})
-"""Labels whose values are not known here."""
+"""Labels whose values are unknown here."""
 
 _NOBODY = Peer({NAME: ""}, {})
 _EVERY_POD = {"matchLabels": {}, "matchExpressions": [{"key": NAMESPACE, "operator": "Exists"}]}
 
 
 class CiliumRule(NamedTuple):
-    """One rule. ``spec``: what the policy says, or one of several that it says; ``path``: where the rule is.
+    """One rule. ``spec``: the policy's spec, or one of several; ``path``: the place of the rule.
 
-    ``way``: ``ingress`` or ``egress``. ``body``: the rule itself.
+    ``way``: ``ingress`` or ``egress``. ``body``: its content.
     """
 
     policy: Json
@@ -60,7 +60,7 @@ class CiliumRule(NamedTuple):
     passes: bool = False
     tier: float = DEFAULT
     pods: list[Json] | None = None
-    """Its selectors are not as those of Kubernetes: they may name what only Cilium knows."""
+    """None: its selectors differ from those of Kubernetes, and may use what only Cilium knows."""
 
     @property
     def title(self) -> str:
@@ -69,17 +69,17 @@ class CiliumRule(NamedTuple):
 
     @property
     def namespace(self) -> str:
-        """The namespace of its policy; ``""`` where that is for the whole cluster."""
+        """The namespace of its policy; ``""`` for the whole cluster."""
         return namespace_of(self.policy)
 
     @property
     def order(self) -> tuple[float, str]:
-        """What is denied is denied, whatever is allowed."""
+        """A deny always wins."""
         return (-inf if self.denies else inf), ""
 
     @property
     def peers(self) -> dict[str, list[Any]]:
-        """Who is at the other end, by field: ``fromEndpoints``, ``toCIDR``. Everybody where it names none."""
+        """The peers, by field: ``fromEndpoints``, ``toCIDR``. Everyone if it names none."""
         prefix = "from" if self.way == INGRESS else "to"
         return {
             key: value
@@ -89,27 +89,27 @@ class CiliumRule(NamedTuple):
 
     @property
     def open_to_all(self) -> bool:
-        """Whether it is for everybody at the other end."""
+        """Whether it matches every peer."""
         return not self.peers or "all" in self._entities
 
     @property
     def by_address(self) -> bool:
-        """Say no: blocks of addresses are for what is outside the cluster."""
+        """Return False: blocks of addresses match only peers outside the cluster."""
         return False
 
     def covers(self, port: int, named: dict[str, int]) -> bool:
-        """Whether it is for a port of a pod. A rule that says nothing at all is for none."""
+        """Whether it matches a port of a pod. An empty rule matches none."""
         listed = self.body.get("toPorts") or []
         if not listed:
             return bool(self.peers) and not self.body.get("icmps")
         return any(not each.get("ports") or any(_covers(one, port, named) for one in each["ports"]) for each in listed)
 
     def leaves_out(self, port: int) -> bool:  # noqa: ARG002 - as of other kinds
-        """Say no: it lists ports, and leaves out none."""
+        """Return False: it has no list of excluded ports."""
         return False
 
     def includes(self, other: Rule) -> bool:
-        """Whether everyone at the other end of ``other`` is surely at the end of this, too."""
+        """Whether it surely matches all peers of ``other``, too."""
         if self.open_to_all or not isinstance(other, CiliumRule):
             return self.open_to_all
         return bool(other.peers) and all(
@@ -117,24 +117,24 @@ class CiliumRule(NamedTuple):
         )
 
     def reaches(self, pod: Peer) -> bool:
-        """Whether a pod is surely at the other end."""
+        """Whether it surely matches a pod as peer."""
         if self.open_to_all or "cluster" in self._entities:
             return True
         return any(each is True for each in self.matched(pod))
 
     def may_reach(self, pod: Peer) -> bool:
-        """Whether a pod may be at the other end, as far as is known."""
+        """Whether it may match a pod as peer, as far as known."""
         return self.reaches(pod) or any(each is None for each in self.matched(pod))
 
     def for_all_pods_of(self, other: Rule) -> bool:
-        """Whether its policy surely selects all pods that the policy of ``other`` does."""
+        """Whether its policy surely selects all pods that the policy of ``other`` selects."""
         if not isinstance(other, CiliumRule):
             return False
         outer, inner = (_selector(each.spec["endpointSelector"], each.namespace) for each in (self, other))
         return requirements(outer) <= requirements(inner)
 
     def patched(self, port: int, like: int, named: dict[str, int]) -> str:
-        """Return the command by which it is for one more port, where it is for another: it may demand more of some."""
+        """Return the command that adds a port to it, beside another port: further conditions may apply to some."""
         place = next(
             index
             for index, each in enumerate(self.body["toPorts"])
@@ -152,12 +152,12 @@ class CiliumRule(NamedTuple):
         return self.peers.get("fromEndpoints" if self.way == INGRESS else "toEndpoints") or []
 
     def matched(self, pod: Peer) -> Iterator[bool | None]:
-        """Yield for each of its selectors whether it is for a pod; None where that is not known."""
+        """Yield for each of its selectors whether it matches a pod; None if unknown."""
         labels = _labels(pod)
         return (_matches(_selector(each, self.namespace), labels) for each in self._endpoints)
 
     def _has(self, field: str, member: Any, namespace: str) -> bool:  # noqa: ANN401 - a selector, or a word
-        """Whether a member of another rule, of a policy in some namespace, is surely among those of this one."""
+        """Whether a peer of another rule, whose policy is in some namespace, is surely among the peers of this one."""
         mine = self.peers.get(field) or []
         if not field.endswith("Endpoints"):
             return member in mine
@@ -185,14 +185,14 @@ def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
 
 
 def egress(near: Around) -> list[Rule]:
-    """Return the rules by which pods may send, of any namespace."""
+    """Return the rules for the egress of pods of any namespace."""
     return [rule for policy, path, spec in _specs(near) for rule in _rules(policy, path, spec, EGRESS)]
 
 
 def is_understood(policy: Json, near: Around) -> bool:  # noqa: ARG001 - as of other kinds
-    """Whether all that a policy says can be read here."""
+    """Whether every field of a policy is supported here."""
     try:
-        for spec in _told(policy):
+        for spec in _specs_of(policy):
             _selects(policy, spec[1], {})
             for way in (INGRESS, EGRESS):
                 for rule in _rules(policy, *spec, way):
@@ -205,17 +205,17 @@ def is_understood(policy: Json, near: Around) -> bool:  # noqa: ARG001 - as of o
 
 
 def _specs(near: Around) -> Iterator[tuple[Json, str, Json]]:
-    """Yield what policies say of pods, with its place."""
+    """Yield the specs of policies that apply to pods, with their place."""
     for policy in near.cilium:
-        for path, spec in _told(policy):
+        for path, spec in _specs_of(policy):
             yield policy, path, spec
 
 
-def _told(policy: Json) -> Iterator[tuple[str, Json]]:
-    """Yield what a policy says of pods, with its place: some say several things. What is of nodes is left out."""
-    told = [("/spec", policy.get("spec") or {})]
-    told += [(f"/specs/{index}", spec) for index, spec in enumerate(policy.get("specs") or [])]
-    return ((path, spec) for path, spec in told if spec.get("endpointSelector") is not None)
+def _specs_of(policy: Json) -> Iterator[tuple[str, Json]]:
+    """Yield a policy's specs for pods, with their place: it may have several. Specs for nodes are left out."""
+    specs = [("/spec", policy.get("spec") or {})]
+    specs += [(f"/specs/{index}", spec) for index, spec in enumerate(policy.get("specs") or [])]
+    return ((path, spec) for path, spec in specs if spec.get("endpointSelector") is not None)
 
 
 def _rules(policy: Json, path: str, spec: Json, way: str, *, certain: bool = True) -> Iterator[CiliumRule]:
@@ -234,18 +234,18 @@ def _covers(entry: Json, port: int, named: dict[str, int]) -> bool:
     first = str(entry.get("port", "0"))
     if not first.isdecimal():
         return named.get(first) == port
-    # 0 is for all.
+    # 0 means all ports.
     return int(first) == 0 or int(first) <= port <= int(entry.get("endPort") or first)
 
 
 def _labels(pod: Peer) -> dict[str, str]:
-    """Return a pod's labels as Cilium has them."""
+    """Return a pod's labels for Cilium."""
     of_namespace = {f"{OF_NAMESPACE}{key}": value for key, value in pod.namespace.items()}
     return {**pod.labels, **of_namespace, NAMESPACE: pod.namespace[NAME], ACCOUNT: pod.account}
 
 
 def _selector(written: Json, namespace: str) -> Json:
-    """Return a selector without the prefixes of its keys, and with the namespace that it means where it names none."""
+    """Return a selector without its keys' prefixes, and with the default namespace if it names none."""
     labels = {_plain(key): value for key, value in (written.get("matchLabels") or {}).items()}
     expressions = [{**each, "key": _plain(each["key"])} for each in written.get("matchExpressions") or []]
     keys = [*labels, *(each["key"] for each in expressions)]
@@ -258,12 +258,12 @@ def _selector(written: Json, namespace: str) -> Json:
 
 
 def _plain(key: str) -> str:
-    """Return a label's key without its source; another source than Kubernetes stays, and no pod has it."""
+    """Return a label's key without its source; a source other than Kubernetes stays, and no pod has it."""
     return key.removeprefix("k8s:").removeprefix("any:")
 
 
 def _matches(selector: Json, labels: dict[str, str]) -> bool | None:
-    """Whether a selector is for something with these labels; None where it names what is not known of that."""
+    """Whether a selector matches these labels; None if it uses unknown ones."""
     known = {
         "matchLabels": {key: value for key, value in selector["matchLabels"].items() if key not in UNKNOWN},
         "matchExpressions": [each for each in selector["matchExpressions"] if each["key"] not in UNKNOWN],

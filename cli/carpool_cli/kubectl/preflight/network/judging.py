@@ -1,6 +1,6 @@
-"""Policies that admit callers to the model and not to the sidecar, or keep the operator from its admin port.
+"""Finds policies that treat callers of the sidecar differently from callers of the model, or block the operator.
 
-All policies that a cluster has are judged together: tier by tier, and in the order of each.
+All policies of a cluster are evaluated together: tier by tier, and in each tier's order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def understood(near: Around) -> Around:
-    """Return the same without policies that can't be read, and with their titles."""
+    """Return the policies without unsupported ones, and the titles of those."""
     readable, broken = [], []
     for of, policies in ((cilium, near.cilium), (calico, near.calico), (admin, near.admin)):
         readable.append([policy for policy in policies if of.is_understood(policy, near)])
@@ -43,9 +43,9 @@ def understood(near: Around) -> Around:
 def network_policies(
     subject: Subject, pod: Json, found: Ports, near: Around, addresses: Sequence[str]
 ) -> Iterator[Finding]:
-    """Find callers of the model's port, by its number, that the sidecar's port does not admit, or that it lets in.
+    """Find callers that reach the model's port, by its number, but not the sidecar's port, or only the latter.
 
-    ``addresses``: those of the pods that run.
+    ``addresses``: those of the running pods.
     """
     tiers = tiers_of(subject, pod, near)
     yield from _treated_otherwise(tiers, pod, found)
@@ -54,7 +54,7 @@ def network_policies(
 
 
 def admin_port(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
-    """Find policies that keep the operator from the sidecar's admin port."""
+    """Find policies that block the operator from the sidecar's admin port."""
     tiers, named = tiers_of(subject, pod, near), named_ports(pod)
     for operator in near.operators:
         outcome = reached(tiers, operator, found.admin, named)
@@ -74,7 +74,7 @@ def admin_port(subject: Subject, pod: Json, found: Ports, near: Around) -> Itera
 
 
 def _admitting(subject: Subject, pod: Json, found: Ports, near: Around, home: str) -> str:
-    """Return how the operator gets to the admin port, by the pod's own policy or the chart's."""
+    """Return how the operator can reach the admin port, by the pod's own policy or the chart's."""
     value = f"add {{name: {subject.namespace}, callers: []}} to the chart's value networkPolicy.sidecarNamespaces"
     own = next(kubernetes.selecting(subject, pod, near), None)
     if own is None:
@@ -86,7 +86,7 @@ def _admitting(subject: Subject, pod: Json, found: Ports, near: Around, home: st
 
 
 def _treated_otherwise(tiers: list[Tier], pod: Json, found: Ports) -> Iterator[Finding]:
-    """Find rules by number that treat callers of the sidecar's port otherwise than those of the model's."""
+    """Find rules by number that treat callers of the sidecar's port differently from those of the model's."""
     named = named_ports(pod)
     rules = [rule for tier in tiers for rule in tier.rules]
     for rule in sorted(rules, key=lambda rule: rule.denies):
@@ -113,7 +113,7 @@ def _treated_otherwise(tiers: list[Tier], pod: Json, found: Ports) -> Iterator[F
 
 
 def _differs(rule: Rule, found: Ports, named: dict[str, int]) -> str:
-    """Say how a rule is for one of the two ports only; ``""``: it is not, or opens the sidecar's, which is for that."""
+    """Return how a rule matches only one of the two ports; ``""``: it does not, or only to open the sidecar's."""
     model, data = (rule.covers(port, named) for port in (found.model, found.data))
     if model and not data:
         if rule.denies:
@@ -140,17 +140,17 @@ def _differs(rule: Rule, found: Ports, named: dict[str, int]) -> str:
 
 
 def _named_before(found: Ports, named: dict[str, int]) -> dict[str, int]:
-    """Return a pod's ports by name as they are without a sidecar: what is named for the sidecar was the model's."""
+    """Return a pod's ports by name without a sidecar: the name on the sidecar's port was on the model's."""
     return {name: found.model if port == found.data else port for name, port in named.items()}
 
 
 def _by_name(rule: Rule, found: Ports) -> bool:
-    """Whether a rule that is for the sidecar's port is so by its name."""
+    """Whether a rule matches the sidecar's port by its name."""
     return not rule.covers(found.data, {})
 
 
 def _patched(rule: Rule, found: Ports, named: dict[str, int]) -> str:
-    """Return what puts a rule right that is for one of the two ports."""
+    """Return the fix for a rule that matches only one of the two ports."""
     if not rule.denies or rule.covers(found.model, named) or rule.leaves_out(found.model):
         return rule.patched(found.data, found.model, named)
     if _by_name(rule, found):
@@ -165,7 +165,7 @@ def _by_number(message: str, fix: str, *, sure: bool = True) -> Finding:
 
 
 def _unless(message: str, fix: str) -> tuple[str, str]:
-    """Return message and fix of what may be so."""
+    """Return message and fix for an uncertain finding."""
     return (
         f"{message}. That may be otherwise: policies go by what is not looked at, such as labels of service accounts",
         f"if that is so: {fix}",
@@ -173,7 +173,7 @@ def _unless(message: str, fix: str) -> tuple[str, str]:
 
 
 def _closed_to_all(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
-    """Find policies that select a pod for its sidecar alone, where they let no caller in: before, everybody could."""
+    """Find policies that select a pod because of its sidecar, and admit no caller: before, everyone had access."""
     metadata = pod["metadata"]
     labels = {key: value for key, value in (metadata.get("labels") or {}).items() if key != INJECTED}
     before = {**pod, "metadata": {**metadata, "labels": labels}}
@@ -197,14 +197,14 @@ def _closed_to_all(subject: Subject, pod: Json, found: Ports, near: Around) -> I
 
 
 def _added(policy: Json, rule: Json) -> tuple[str, object]:
-    """Return path and value by which a NetworkPolicy gets one more rule."""
+    """Return path and value that add a rule to a NetworkPolicy."""
     return ("/spec/ingress/-", rule) if policy["spec"].get("ingress") else ("/spec/ingress", [rule])
 
 
 def _egress(subject: Subject, pod: Json, found: Ports, near: Around, addresses: Sequence[str]) -> Iterator[Finding]:
-    """Find callers, of any namespace, that may send to one of both ports and not to the other.
+    """Find callers, of any namespace, whose egress is allowed to one of both ports and not to the other.
 
-    Blocks of addresses are for this model where they hold a pod that runs; where none runs, nobody knows.
+    Blocks of addresses match this model if they contain a running pod; if none runs, that is unknown.
     """
     named, anywhere = named_ports(pod), peer_of(near.labels, pod)._replace(addresses=())
     running = anywhere._replace(addresses=tuple(addresses))
@@ -215,7 +215,7 @@ def _egress(subject: Subject, pod: Json, found: Ports, near: Around, addresses: 
     )
     for rule in rules:
         was = _named_before(found, named) if rule.covers(found.model, named) else named
-        # What an administrator's rule leaves to later tiers is for those: they refuse one port as they do the other.
+        # Traffic that an administrator's rule passes on is decided by later tiers: they treat both ports alike.
         leaves = rule.passes and isinstance(rule, admin.AdminRule)
         until = [each for each in rules if each.tier <= rule.tier] if leaves else rules
         model = _may_send(rule, until, found.model, was, anywhere)
@@ -238,19 +238,19 @@ def _egress(subject: Subject, pod: Json, found: Ports, near: Around, addresses: 
 def _cut_off(
     rule: Rule, rules: Sequence[Rule], found: Ports, named: dict[str, int], *, model: bool | None, data: bool | None
 ) -> tuple[str, bool]:
-    """Say how callers that a rule is for are cut off from the sidecar, or get in by it, and whether that is sure.
+    """Return how a rule's callers lose access to the sidecar, or gain it, and whether that is certain.
 
-    ``model``, ``data``: whether they may send to that port; None where only other policies say.
+    ``model``, ``data``: whether they may send to that port; None if only other policies decide.
     """
     covers_model, covers_data = rule.covers(found.model, named), rule.covers(found.data, named)
     if covers_model == covers_data:
         return "", True
-    # Pods admit what nothing refuses, but those that a policy of a namespace selects.
+    # Pods admit everything not rejected, unless a namespace's policy selects them.
     closed = not isinstance(rule, admin.AdminRule)
     opened = not closed or any(not each.denies and _covers_either(each, found, named) for each in rules)
     leads = "to which Services by name lead then"
     if covers_model and not rule.denies:
-        # Without a rule of theirs these ports are open; a pass is for what the tier would refuse later.
+        # Without an own rule these ports are open; a pass matters where the tier would otherwise reject.
         open_anyway = not closed and data is None and (rule.passes or rule.tier > DEFAULT)
         cut = model is not False and data is not True and not open_anyway
         words = f"may send to port {found.model} and not to {found.data}, {leads}"
@@ -274,7 +274,7 @@ def _covers_either(rule: Rule, found: Ports, named: dict[str, int]) -> bool:
 
 
 def _may_send(rule: Rule, rules: Sequence[Rule], port: int, named: dict[str, int], pod: Peer) -> bool | None:
-    """Whether all pods that a rule is for surely may send to a port of this one, or may not; None: no rule says."""
+    """Whether all pods that a rule matches surely may, or may not, send to a port of this one; None: undecided."""
     left = None
     for each in rules:
         if each.tier == left or not each.covers(port, named):

@@ -1,4 +1,4 @@
-"""Kubernetes' own NetworkPolicies. They add up; a port by name is the sidecar's as soon as there is one."""
+"""Kubernetes' own NetworkPolicies. They add up; a port name refers to the sidecar's port once there is one."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class KubernetesRule(NamedTuple):
     way: str
     place: int
     denies: bool = False
-    """It has no rules that refuse."""
+    """It has no deny rules."""
     certain: bool = True
-    """It goes by labels only."""
+    """It uses only labels."""
     passes: bool = False
     tier: float = DEFAULT
 
@@ -48,28 +48,28 @@ class KubernetesRule(NamedTuple):
 
     @property
     def body(self) -> Json:
-        """What it says."""
+        """Its content."""
         rule: Json = self.policy["spec"][self.way][self.place]
         return rule
 
     @property
     def peers(self) -> list[Json]:
-        """Who is at the other end; everybody where it names none."""
+        """The peers; everyone if it names none."""
         return self.body.get("from" if self.way == INGRESS else "to") or []
 
     @property
     def order(self) -> tuple[float, str]:
-        """Where Calico has it in its tier; elsewhere such policies have no order."""
+        """Its order in a tier for Calico; elsewhere such policies have no order."""
         return 1000.0, f"{self.namespace}/knp.default.{self.policy['metadata']['name']}"
 
     @property
     def pods(self) -> list[Json] | None:
-        """Who is at the other end; None where that is anybody, or an address."""
+        """Selectors of the peers; None if a peer is anyone, or an address."""
         return None if self.open_to_all or self.by_address else [self.whole(each) for each in self.peers]
 
     @property
     def open_to_all(self) -> bool:
-        """Whether it is for everybody at the other end."""
+        """Whether it matches every peer."""
         return not self.peers
 
     @property
@@ -78,16 +78,16 @@ class KubernetesRule(NamedTuple):
         return any(peer.get("ipBlock") for peer in self.peers)
 
     def covers(self, port: int, named: dict[str, int]) -> bool:
-        """Whether it is for a port of a pod; ``named``: that pod's ports by name."""
+        """Whether it matches a port of a pod; ``named``: that pod's ports by name."""
         listed = self.body.get("ports") or []
         return not listed or any(_covers(each, port, named) for each in listed)
 
     def leaves_out(self, port: int) -> bool:  # noqa: ARG002 - as of other kinds
-        """Say no: it lists ports, and leaves out none."""
+        """Return False: it has no list of excluded ports."""
         return False
 
     def includes(self, other: Rule) -> bool:
-        """Whether everyone at the other end of ``other`` is surely at the end of this, too."""
+        """Whether it surely matches all peers of ``other``, too."""
         if self.open_to_all or not isinstance(other, KubernetesRule):
             return self.open_to_all or all_in(other.pods or [], self.pods or [])
         return bool(other.peers) and all(
@@ -95,27 +95,27 @@ class KubernetesRule(NamedTuple):
         )
 
     def reaches(self, pod: Peer) -> bool:
-        """Whether a pod is surely at the other end; of one without addresses, wherever it runs."""
+        """Whether it surely matches a pod as peer; a pod without known addresses, wherever it runs."""
         return self.open_to_all or any(self._selects(peer, pod) for peer in self.peers)
 
     def may_reach(self, pod: Peer) -> bool:
-        """As ``reaches``: all that it goes by is known."""
+        """Return the same as ``reaches``: everything it depends on is known."""
         return self.reaches(pod)
 
     def for_all_pods_of(self, other: Rule) -> bool:
-        """Whether its policy surely selects all pods that the policy of ``other`` does."""
+        """Whether its policy surely selects all pods that the policy of ``other`` selects."""
         if not isinstance(other, KubernetesRule) or other.namespace != self.namespace:
             return False
         outer, inner = (each.policy["spec"].get("podSelector") or {} for each in (self, other))
         return requirements(outer) <= requirements(inner)
 
     def patched(self, port: int, like: int, named: dict[str, int]) -> str:  # noqa: ARG002 - as of other kinds
-        """Return the command by which it admits one more port."""
+        """Return the command that adds a port to it."""
         path, value = f"/spec/{self.way}/{self.place}/ports/-", {"port": port, "protocol": "TCP"}
         return json_patch(self.namespace, f"networkpolicy {self.policy['metadata']['name']}", "add", path, value)
 
     def _selects(self, peer: Json, pod: Peer) -> bool:
-        """Whether one of its peers is a pod; an address that is not known is in no block but the one of all."""
+        """Whether one of its peers is a pod; an unknown address is only in the block of all addresses."""
         block = peer.get("ipBlock")
         if block:
             return any(_holds(block, each) for each in pod.addresses) or (not pod.addresses and _is_all(block))
@@ -124,7 +124,7 @@ class KubernetesRule(NamedTuple):
         return _selector(of_namespace).matches(pod.namespace) and _selector(of_pods).matches(pod.labels)
 
     def whole(self, peer: Json) -> Json:
-        """Return a peer with the namespace that it means where it names none: the policy's."""
+        """Return a peer with its default namespace, the policy's, if it names none."""
         if peer.get("ipBlock"):
             return peer
         own = {"matchLabels": {NAME: self.namespace}}
@@ -143,12 +143,12 @@ def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
 
 
 def egress(subject: Subject, near: Around) -> list[Rule]:
-    """Return the rules by which callers may send, of any namespace."""
+    """Return the rules for callers' egress, of any namespace."""
     return [rule for policy in near.policies if "Egress" in _types(policy) for rule in _rules(policy, subject, EGRESS)]
 
 
 def selecting(subject: Subject, pod: Json, near: Around) -> Iterator[Json]:
-    """Yield the policies by which a pod admits only what they name."""
+    """Yield the policies that isolate a pod: it admits only what they match."""
     labels = pod["metadata"].get("labels") or {}
     for policy in near.policies:
         here = "Ingress" in _types(policy) and _namespace(policy, subject) == subject.namespace

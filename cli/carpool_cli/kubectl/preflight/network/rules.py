@@ -1,4 +1,4 @@
-"""What all kinds of policies have in common: rules that admit ports, or refuse them, to somebody."""
+"""What all kinds of policies have in common: rules that admit or reject traffic of peers to ports."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 INGRESS, EGRESS = "ingress", "egress"
 
 ADMIN, DEFAULT, BASELINE = 1e3, 1e6, 1e7
-"""Places of the tiers that each cluster has, as Calico numbers them: AdminNetworkPolicies, policies of namespaces, and
+"""Order of the tiers that each cluster has, with Calico's numbers: AdminNetworkPolicies, policies of namespaces, and
 the BaselineAdminNetworkPolicy. A tier decides before those with higher numbers."""
 
 BEYOND = 65536
-"""No port: whether it is in a list takes reading the whole list."""
+"""An invalid port number: searching a list for it reads the whole list."""
 
 
 class Rule(Protocol):
@@ -28,71 +28,71 @@ class Rule(Protocol):
 
     @property
     def namespace(self) -> str:
-        """The namespace of its policy; ``""`` where that is for the whole cluster."""
+        """The namespace of its policy; ``""`` for the whole cluster."""
 
     @property
     def certain(self) -> bool:
-        """Whether it surely is for the pod that is looked at: it may go by what is not known of that."""
+        """Whether it surely applies to the checked pod: it may depend on unknown properties."""
 
     @property
     def denies(self) -> bool:
-        """Whether it refuses what it is for."""
+        """Whether it rejects the traffic that it matches."""
 
     @property
     def passes(self) -> bool:
-        """Whether it leaves what it is for to the next tier."""
+        """Whether it leaves the traffic that it matches to the next tier."""
 
     @property
     def tier(self) -> float:
-        """The place of its tier."""
+        """The order of its tier."""
 
     @property
     def order(self) -> tuple[float, str]:
-        """The place of its policy in its tier: one decides before those that are greater."""
+        """The order of its policy in its tier: lower ones decide first."""
 
     @property
     def pods(self) -> list[Json] | None:
-        """Who is at the other end, as selectors of namespaces and pods; None where that is written in another way."""
+        """The peers, as selectors of namespaces and pods; None if they are written in another way."""
 
     @property
     def open_to_all(self) -> bool:
-        """Whether it is for everybody at the other end."""
+        """Whether it matches every peer."""
 
     @property
     def by_address(self) -> bool:
-        """Whether it names addresses of pods at the other end."""
+        """Whether it names addresses of peers that are pods."""
 
     def covers(self, port: int, named: dict[str, int]) -> bool:
-        """Whether it is for a port of a pod; ``named``: that pod's ports by name."""
+        """Whether it matches a port of a pod; ``named``: that pod's ports by name."""
 
     def leaves_out(self, port: int) -> bool:
-        """Whether it is for all ports but some, and this one is among those."""
+        """Whether it matches all ports except some, and this one is among those."""
 
     def includes(self, other: Rule) -> bool:
-        """Whether everyone at the other end of ``other`` is surely at the end of this, too."""
+        """Whether it surely matches all peers of ``other``, too."""
 
     def reaches(self, pod: Peer) -> bool:
-        """Whether a pod is surely at the other end; of one without addresses, wherever it runs."""
+        """Whether it surely matches a pod as peer; a pod without known addresses, wherever it runs."""
 
     def may_reach(self, pod: Peer) -> bool:
-        """Whether a pod may be at the other end, as far as is known."""
+        """Whether it may match a pod as peer, as far as known."""
 
     def for_all_pods_of(self, other: Rule) -> bool:
-        """Whether its policy surely selects all pods that the policy of ``other`` does."""
+        """Whether its policy surely selects all pods that the policy of ``other`` selects."""
 
     def patched(self, port: int, like: int, named: dict[str, int]) -> str:
-        """Return the command by which it treats one more port as one that it covers, or leaves out."""
+        """Return the command that treats one more port like one that it lists, or excludes."""
 
 
 class Closing(NamedTuple):
-    """A policy by which a pod admits in its tier only what is named."""
+    """A policy that isolates a pod in its tier: only matched traffic is admitted."""
 
     title: str
     tier: float = DEFAULT
 
 
 class Policies(NamedTuple):
-    """What policies say of a pod. ``perhaps``: those that would close it, and may be for other pods."""
+    """The policies for a pod. ``perhaps``: those that would isolate it, but may apply to other pods only."""
 
     closing: list[Closing]
     rules: list[Rule]
@@ -100,7 +100,7 @@ class Policies(NamedTuple):
 
 
 def all_in(inner: list[Json], outer: list[Json]) -> bool:
-    """Whether all pods that some selectors select are surely among those of others; of none nothing is known."""
+    """Whether all pods of some selectors are surely among those of others; without selectors that is unknown."""
     ends = ("namespaceSelector", "podSelector")
     return bool(inner) and all(
         any(all(requirements(wide[end]) <= requirements(narrow[end]) for end in ends) for wide in outer)
@@ -109,12 +109,12 @@ def all_in(inner: list[Json], outer: list[Json]) -> bool:
 
 
 def namespace_of(policy: Json) -> str:
-    """Return the namespace of a policy; ``""`` where it is for the whole cluster."""
+    """Return the namespace of a policy; ``""`` for the whole cluster."""
     return str(policy["metadata"].get("namespace", ""))
 
 
 def requirements(selector: Json) -> set[tuple[str, str, tuple[str, ...]]]:
-    """Return what a label selector demands. One that demands less selects more."""
+    """Return the requirements of a label selector. One with fewer requirements selects more."""
     labels = {(key, "In", (value,)) for key, value in (selector.get("matchLabels") or {}).items()}
     return labels | {
         (each["key"], each["operator"], tuple(sorted(each.get("values") or [])))

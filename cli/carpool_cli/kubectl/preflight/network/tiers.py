@@ -1,4 +1,4 @@
-"""What becomes of callers, by all policies together: tier by tier, and in the order in which each decides."""
+"""The decision on callers by all policies together: tier by tier, and in each tier's order."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Tier(NamedTuple):
-    """What policies of one tier say of a pod; the rules in the order in which they decide.
+    """The policies of one tier for a pod; the rules in the order in which they decide.
 
-    ``closing``: titles of policies by which it admits only what is named; ``perhaps``: that may be for other pods.
+    ``closing``: titles of policies that isolate the pod; ``perhaps``: those that may apply to other pods only.
     """
 
     place: float
@@ -25,9 +25,9 @@ class Tier(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What becomes of a caller. ``refused``: why it may be kept out; ``""``: it surely is not.
+    """The decision on a caller. ``refused``: why it may be rejected; ``""``: it surely is not.
 
-    ``by``: a policy that has to be changed for it, where another one that admits it does not help.
+    ``by``: a policy that must be changed for it, because another one that admits it does not suffice.
     """
 
     admitted: bool
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 def tiers_of(subject: Subject, pod: Json, near: Around) -> list[Tier]:
-    """Return what policies of all kinds say of a pod, tier by tier."""
+    """Return the policies of all kinds for a pod, tier by tier."""
     kinds = [of.ingress(subject, pod, near) for of in (kubernetes, cilium, calico, admin)]
     closing = [each for kind in kinds for each in kind.closing]
     perhaps = [each for kind in kinds for each in kind.perhaps]
@@ -53,7 +53,7 @@ def tiers_of(subject: Subject, pod: Json, near: Around) -> list[Tier]:
 
 
 def reached(tiers: list[Tier], caller: Peer, port: int, named: dict[str, int]) -> Outcome:
-    """Return whether a caller gets to a port."""
+    """Return whether a caller reaches a port."""
     may_pass, refused, by = False, "", ""
     for tier in tiers:
         lets_in = False
@@ -66,7 +66,8 @@ def reached(tiers: list[Tier], caller: Peer, port: int, named: dict[str, int]) -
                 if sure:
                     return Outcome(may_pass, refused, by)
             elif not sure:
-                # Of a policy that may be for other pods: where it is not for this one, it does not close it either.
+                # A policy that may apply to other pods: if it does not apply to this one, it does not isolate it
+                # either.
                 lets_in = lets_in or rule.reaches(caller)
                 may_pass = True
             elif rule.passes:
@@ -84,7 +85,7 @@ def reached(tiers: list[Tier], caller: Peer, port: int, named: dict[str, int]) -
 
 
 def decides(tiers: list[Tier], rule: Rule, port: int, named: dict[str, int]) -> tuple[bool, bool]:
-    """Return whether a rule decides on callers that it is for, of a port that it is for, and whether that is sure."""
+    """Return whether a rule decides on its callers at its port, and whether that is certain."""
     for tier in tiers:
         goes_on = tier.place == rule.tier
         for each in tier.rules:
@@ -92,7 +93,7 @@ def decides(tiers: list[Tier], rule: Rule, port: int, named: dict[str, int]) -> 
                 return True, rule.certain
             if not each.covers(port, named):
                 continue
-            # By a pass some callers come to the tier of the rule; of others it says nothing.
+            # After a pass some callers reach the rule's tier; the others are unknown.
             goes_on = goes_on or each.passes
             if each.certain and each.includes(rule):
                 if each.passes or (goes_on and tier.place < rule.tier):
@@ -107,15 +108,15 @@ def decides(tiers: list[Tier], rule: Rule, port: int, named: dict[str, int]) -> 
 def gets_in(
     tiers: list[Tier], rule: Rule, port: int, other: int, named: dict[str, int], was: dict[str, int] | None = None
 ) -> tuple[bool, bool]:
-    """Return whether callers that a rule is for, of a port that it is for, get to the other one, and whether surely.
+    """Return whether a rule's callers at its port reach the other port, and whether that is certain.
 
-    Those that it keeps out of the first get in as soon as another rule admits some of them; those that it lets in are
-    to get in there as well, all of them. ``was``: of the model's port, the ports by name as they are without a sidecar;
-    rules that admit that one are taken to admit the sidecar's, too, as they will once they are put right.
+    Rejected callers count as reaching it if another rule admits some of them there; admitted callers only if all of
+    them reach it. ``was``: for the model's port, the ports by name without a sidecar. Rules that admit that port are
+    assumed to admit the sidecar's, too, as they will after the fix.
     """
     sure, some, behind = True, False, False
     admitted = maybe = False
-    """Some of those that are kept out surely are, or may be: selectors of different kinds can't be compared."""
+    """Some rejected callers are, or may be, admitted: selectors of different kinds can't be compared."""
     for tier in tiers:
         goes_on = False
         for each in tier.rules:
@@ -126,7 +127,7 @@ def gets_in(
             if rule.denies and not each.denies:
                 admits = each.covers(port, named if was is None else was)
                 if not behind and not each.passes and admits:
-                    continue  # it admits its callers before the rule is reached
+                    continue  # an earlier rule admits its callers
                 covers = covers or (admits and was is not None)
                 some = some or covers
                 admitted = admitted or (covers and each.certain and rule.includes(each))
@@ -146,12 +147,12 @@ def gets_in(
             if (tier.closing or tier.perhaps) and not goes_on:
                 return some, sure and bool(tier.closing)
         if rule.passes and rule.tier == tier.place:
-            return True, sure  # what comes then is the same for both
+            return True, sure  # later tiers treat both alike
     return True, sure
 
 
 def may_be_refused_later(tiers: list[Tier], rule: Rule, port: int, named: dict[str, int]) -> bool:
-    """Whether later tiers may keep callers from a port that a rule leaves to those."""
+    """Whether later tiers may reject callers at a port that a rule leaves to them."""
     for tier in tiers:
         if not rule.passes or tier.place <= rule.tier:
             continue
@@ -171,7 +172,7 @@ def may_be_refused_later(tiers: list[Tier], rule: Rule, port: int, named: dict[s
 
 
 def is_let_in_before(tiers: list[Tier], rule: Rule, port: int, named: dict[str, int]) -> bool:
-    """Whether callers that a rule leaves to later tiers are admitted to a port by its own."""
+    """Whether callers that a rule leaves to later tiers are admitted to a port by its own tier."""
     rules = next(tier.rules for tier in tiers if tier.place == rule.tier)
     for each in rules[rules.index(rule) + 1 :]:
         if each.covers(port, named) and each.certain:
