@@ -58,11 +58,6 @@ ALLOWED = {
     ("docs/tuning-details.md", "t(b)"): "the formula, where it is introduced",
     ("docs/tuning.md", "t(b)"): "the formula, where it is introduced",
     ("cli/carpool_cli/profiling/device_profile.py", "executors"): "a field of profile files",
-    ("cli/carpool_cli/live/running.py", "tell"): "rewritten with branch s-capacity",
-    ("cli/carpool_cli/planning/recommending.py", "hold the SLO"): "rewritten with branch s-capacity",
-    ("cli/carpool_cli/planning/recommending.py", "holds the SLO"): "rewritten with branch s-capacity",
-    ("cli/carpool_cli/planning/recommending.py", "company"): "rewritten with branch s-capacity",
-    ("cli/carpool_cli/planning/recommending.py", "t(b)"): "rewritten with branch s-capacity",
 }
 """A file, what is found there, and why it may stay."""
 

@@ -124,7 +124,7 @@ _SEND = "carpool bench http://127.0.0.1:8080 --model NAME --rate 100"
 def learned(stats: ModelStats, lane: Lane) -> ServiceTime | None:
     """Return the sidecar's estimate of batch latency, ``None`` if nothing was measured.
 
-    The counters tell which sizes were measured, how sure that is and how many are computed at once; they sum up all
+    The counters show which sizes were measured, how sure that is and how many are computed at once; they sum up all
     since the sidecar began. The sidecar's own tuner forgets what is old and leaves out pauses of the host, so that the
     level of each size and the spread of single batches are its.
     """

@@ -34,7 +34,7 @@ EFFICIENT = Aim()
 class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
     """What to set. Seconds, and requests per second; ``device_time`` is of one request.
 
-    ``zero_wait`` and ``alone`` (no batching) are what else there is, and ``*_holds`` whether they hold the SLO at this
+    ``zero_wait`` and ``alone`` (no batching) are the alternatives, and ``*_holds`` is whether they meet the SLO at this
     load; ``highest_load`` is up to where some configuration does, as a sidecar's `/capacity`.
     """
 
@@ -188,7 +188,7 @@ def _reasons(forecaster: Forecaster, best: Assessment) -> list[str]:
 
 
 def _beyond_reach(situation: Situation) -> int:
-    """Return the largest size that t(b) speaks for, where larger ones are allowed and may serve more; else 0."""
+    """Return the largest size with a measured batch latency, where larger ones are allowed and may serve more; else 0."""
     service, limits = situation.service, situation.limits
     most = largest_reliable(service, limits)
     return most if most < limits.max_batch and inflection(service, limits.max_batch) > most else 0
