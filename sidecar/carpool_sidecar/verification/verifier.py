@@ -35,7 +35,7 @@ REFUSED = frozenset({400, 405, 413, 415, 422, 500})
 
 
 class Courier(Protocol):
-    """The sender of trials: the driver. ``limits`` bounds how much of an answer is read."""
+    """Who sends trials: the driver. ``limits`` bounds what is read of answers."""
 
     limits: Limits
 
