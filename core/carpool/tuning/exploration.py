@@ -47,7 +47,7 @@ LASTS = 20.0
 """Seconds after which an exploration ends without a result; the next one of that setting waits twice as long."""
 
 EXPOSED = 1.0
-"""Seconds for which a failing exploration makes requests late: it ends with the next observation."""
+"""Seconds that a failing exploration makes requests late: it ends at the next observation after ``BATCHES`` batches."""
 
 SAVED = 300.0
 """The unused error budget of so many seconds can be used."""
