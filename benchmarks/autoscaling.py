@@ -1,4 +1,4 @@
-"""What autoscalers need of a day, and whether the capacity is forecast right: ``make autoscaling`` (minutes).
+"""Replicas that autoscalers use over a day, and whether the capacity forecast is right: ``make autoscaling`` (minutes).
 
 - *Capacity*: requests/s per replica as forecast, and as the request-level simulator carries, in every scenario of the
   proof that has one: independent or bursty arrivals of one length. Arrivals are others than those of the forecast.

@@ -90,7 +90,7 @@ class World(NamedTuple):
     arrivals: Callable[[float, float], Sequence[float | tuple[float, ...]]]
     """Of a rate and a length in seconds."""
     estimate: Estimate
-    """True t(b), for settings that stay."""
+    """True batch latency, for fixed settings."""
     bucket: Callable[[int], int] = int
     changing: bool = False
     """Whether the load changes: no one grid point is right for it."""
@@ -117,7 +117,7 @@ class Cell(Struct, frozen=True):
     pass_through_p99: float = 0.0
     """0 where zero wait does not keep the target."""
     oracle: str = ""
-    """Its setting; ``""``: no grid point keeps SLO and target."""
+    """Its setting; ``""``: no grid point meets SLO and target."""
     oracle_mean: float = 0.0
 
     @property
@@ -160,7 +160,7 @@ class Served(NamedTuple):
 
 
 def served(outcome: Outcome, start: float, stop: float, executors: int) -> Served:
-    """Sum up what came in [start, stop); ``executors``: of all replicas."""
+    """Sum up the requests of [start, stop); ``executors``: server concurrency of all replicas."""
     summary = outcome.summary(start, stop)
     low = next((index for index, time in enumerate(outcome.times) if time >= start), 0)
     answered = [seconds for seconds in outcome.latencies[low:] if seconds < inf]
@@ -293,7 +293,7 @@ class Course:
         return self._played(parameters, [_sooner(one, faster) for one in self.arrivals[:SCREENED]])
 
     def has_headroom(self, parameters: Parameters) -> bool:
-        """Whether it keeps the SLO at 1.25 times the load; of bursts, the first requests are too few to say so."""
+        """Whether it meets the SLO at 1.25 times the load; with bursts, the first requests are too few to decide."""
         if self.screened(parameters, 1.25).misses > BUDGET:
             return False
         return self._played(parameters, [_sooner(one, 1.25) for one in self.arrivals]).misses <= BUDGET
@@ -303,7 +303,7 @@ class Course:
         return served(outcome, 0.0, outcome.seconds, self.executors)
 
     def best(self) -> tuple[Parameters, Served] | None:
-        """Return the oracle's setting; ``None``: none keeps SLO and target."""
+        """Return the oracle's setting; ``None``: none meets SLO and target."""
         limits, executors = self.world.policy.limits(), self.world.device[0].executors
         flights = min(executors, limits.max_in_flight)
 

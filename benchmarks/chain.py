@@ -155,7 +155,7 @@ class _Overflow:
         self._order: dict[int, list[list[float]]] = {}
 
     def portion(self, ahead: int, rows: int) -> float:
-        """Mean service time of the batch after ``ahead`` full ones, with ``rows`` and whoever comes till then."""
+        """Mean service time of the batch behind ``ahead`` full ones, with ``rows`` and those that come by then."""
         if rows >= self._cap:
             return self._times[self._cap]
         if (ahead, rows) not in self._portions:

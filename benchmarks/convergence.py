@@ -144,7 +144,7 @@ def poisson(rate: float, seed: object, start: float = 0.0, stop: float = SECONDS
 
 
 def fixed(times: list[float], device: Device, point: Parameters, *, shed: bool = False, factor: float = 1.0) -> Outcome:
-    """Run a load with one configuration, with t(b) known, ``factor`` times the device's own where that drifts."""
+    """Run a load with one configuration and known batch latency, ``factor`` times the device's own if that drifts."""
     estimate = device.estimate(64)
     if factor != 1.0:
         estimate = msgspec.structs.replace(
@@ -216,7 +216,7 @@ def doubling_load(executors: int, peak: float) -> Row:
 
 
 def slowing_device(executors: int, peak: float) -> Row:
-    """Compare after t(b) doubled, at a load that can still be served; misses count from 10 s after."""
+    """Compare after batch latency doubled, at a load that can still be served; misses count from 10 s after that."""
     rate, half = 0.3 * peak, SECONDS / 2
     device = Device(times=linear(FIXED, PER_ROW), executors=executors, drift=((half, 2.0),))
     scenario = f"{executors} executor{'s' * (executors > 1)}, t(b) doubles"
@@ -244,7 +244,7 @@ def overload(executors: int, peak: float) -> Row:
 
 
 def superlinear(executors: int, _peak: float) -> Row:
-    """Meet a device on which each row costs more in company: max_batch must end at 1."""
+    """Play a device on which each row costs more in larger batches: max_batch must end at 1."""
     device = Device(times=lambda rows, _: 0.0057 * rows**1.12, executors=executors)
     outcome, decisions = tuned(
         poisson(90.0 * executors, "superlinear"), device, for_p99(SLO, Objective.EFFICIENCY), seconds=SECONDS

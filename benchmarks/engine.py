@@ -291,7 +291,7 @@ async def run(seconds: float, kept: Path | None) -> int:
                 started = start()
                 with started or ExitStack():
                     goods[name] = await overload((started or plain).port, rate, seconds, 3)
-                    # Whoever was unanswered has left: the engine is to be idle before the next begins.
+                    # Requests without an answer have left: the engine must be idle before the next part begins.
                     remaining = await asyncio.to_thread(left, upstream, 30.0)
                     figures[1] = Figure("requests left", figures[1].value + remaining, figures[1].trials + 1)
     caps = max(goods[f"cap {cap}"].goodput for cap in CAPS)

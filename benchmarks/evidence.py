@@ -1,4 +1,4 @@
-"""What a figure is, where it came from, and how it stands to its limit."""
+"""Measured figures: their source, and their limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests of different lengths cost a device, padded or not: ``python benchmarks/lengths.py``.
+"""Device time of requests of different lengths, padded or not: ``python benchmarks/lengths.py``.
 
 A real sidecar, tuning itself to a p99 of 50 ms, stands before a model server whose batches take as long as published
 times say: a row of a length takes what as much of a 128-token row does (TensorRT, BERT-large on an A100). It answers

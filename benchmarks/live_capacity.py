@@ -1,4 +1,4 @@
-"""Whether a sidecar knows its capacity a minute after it started: ``python benchmarks/live_capacity.py``.
+"""Whether a sidecar reports its capacity a minute after its start: ``python benchmarks/live_capacity.py``.
 
 Scenarios of the proof whose load stays as it is, at 30, 50 and 80 % of what a replica can serve, with the tuner in the
 loop, which knows nothing at first and begins with first calls, as in a sidecar. Its figure after a minute is compared

@@ -1,4 +1,4 @@
-"""The world around a proxy under measurement: callers that never pause, and a model server that answers at once.
+"""The load on a measured proxy: callers that never pause, and a model server that answers at once.
 
 Both run in the measuring process, on one loop, and do as little as can be: what they cost is not counted, but what they
 take of the machine the proxy can't have.

@@ -1,4 +1,4 @@
-"""What the core costs: CPU of the Batcher for each request, of the simulator, and of a tuner's decision."""
+"""CPU cost of the core: of the Batcher for each request, of the simulator, and of a tuner's decision."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ SIMULATED = 30.0
 """Seconds of load: the search of a cold start, and those that its steps bring."""
 
 Moment = tuple[Tuner, Observation]
-"""A tuner as it was, and what it was told then."""
+"""A tuner's state, and its next observation."""
 
 
 def decision() -> list[Figure]:

@@ -1,4 +1,4 @@
-"""What the data path costs: CPU seconds of the proxy's process for each request, and bytes that it copies."""
+"""Cost of the data path: CPU seconds of the proxy's process for each request, and bytes that it copies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PASS_THROUGH = {"maxBatch": 1, "maxInFlight": CALLERS, "passThrough": True}
 
 
 def body_of(size: int, caller: int) -> bytes:
-    """Return a V1 body of so many bytes with one row, told from other callers' by its first number."""
+    """Return a V1 body of so many bytes with one row, identified by its first number."""
     row = [caller + 0.5]
     while len(json.dumps({"instances": [[*row, 0.125]]})) <= size:
         row.append(0.125)

@@ -1,4 +1,4 @@
-"""What token streams cost the sidecar: CPU time of a piece that passes, and memory of a stream that is open."""
+"""Cost of token streams in the sidecar: CPU time per forwarded piece, and memory per open stream."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ POLICY = {"slo": {"ttft": {"p99": "100s"}, "tpot": {"p99": "10s"}}}
 
 
 class Source(asyncio.Protocol):
-    """The engine's side of a stream: answers with a head and a first token, and goes on when told to."""
+    """The engine's side of a stream: answers with a head and a first token, and sends the rest on request."""
 
     def __init__(self, sources: list[Source]) -> None:
         self._sources = sources

@@ -1,4 +1,4 @@
-"""Pods that exist only as numbers: each counts what its own parameters make of its load, as far as they were delivered.
+"""Simulated pods: each counts the results of its load under its own delivered parameters.
 
 A setting is simulated once, and its intervals are repeated. So a fleet that decides well comes to rest, as a real one
 does; counters that stay the same whatever is decided would be explored for ever.
@@ -44,7 +44,7 @@ FINENESS = log(1.1)
 
 
 class VirtualPod:
-    """One pod: its load, and what it was told."""
+    """One pod: its load, and its delivered parameters."""
 
     def __init__(self, number: int) -> None:
         """Begin with no parameters but a sidecar's own; ``number`` says which load, and where in the intervals."""

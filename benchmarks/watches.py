@@ -1,4 +1,4 @@
-"""What following pods costs the operator: its own watch beside kopf's event handler (decision 30).
+"""Cost of following pods in the operator: its own watch compared with kopf's event handler (decision 30).
 
     python benchmarks/watches.py            # 400 pods, of 8 KB of JSON each; writes results/watches.json
 

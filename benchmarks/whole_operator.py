@@ -127,7 +127,7 @@ async def serve(policies: int) -> None:
 
 
 class Course:
-    """What passes were like, told by the operator's metrics."""
+    """Figures of the passes, from the operator's metrics."""
 
     def __init__(self, name: str, pods: int) -> None:
         self.passes: list[float] = []

@@ -1,4 +1,4 @@
-"""Worlds that the proof does not have: irregular bursts, heavy-tailed rows, ramps, cliffs: ``make worlds``.
+"""Scenarios beyond the proof: irregular bursts, heavy-tailed rows, ramps, cliffs: ``make worlds``.
 
 In each, Carpool (told a p99 and nothing else) and the rules of the proof (told the true batch latency) serve the same
 requests at rising loads. Compared is the highest load at which at most 1 % of the requests miss the SLO, and the device

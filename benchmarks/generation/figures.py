@@ -1,4 +1,4 @@
-"""What is measured in each scenario: the gate, other rules, and the best fixed cap."""
+"""The measurements in each scenario: the gate, other rules, and the best fixed cap."""
 
 from __future__ import annotations
 

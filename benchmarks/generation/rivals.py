@@ -1,4 +1,4 @@
-"""A rule that nobody ships: AIMD on TPOT."""
+"""A rule that no product uses: AIMD on TPOT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios as data (`scenarios.json`), and what they are made of: an engine, lengths, arrivals, changes on the way."""
+"""Scenarios as data (`scenarios.json`): an engine, lengths, arrivals, and changes during the run."""
 
 from __future__ import annotations
 

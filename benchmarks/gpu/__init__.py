@@ -1,1 +1,1 @@
-"""A real GPU: batch latency, ONNX files on CUDA, a sidecar before a torch server. `python benchmarks/gpu`."""
+"""A real GPU: batch latency, ONNX files on CUDA, a sidecar in front of a torch server. `python benchmarks/gpu`."""

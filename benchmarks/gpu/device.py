@@ -1,4 +1,4 @@
-"""What the GPU says of itself while load runs: busy share and energy, by NVML."""
+"""The GPU's own metrics while load runs: busy share and energy, from NVML."""
 
 from __future__ import annotations
 

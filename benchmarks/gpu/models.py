@@ -1,4 +1,4 @@
-"""Models with the shapes of well-known ones and random weights: what a batch costs doesn't depend on the weights."""
+"""Models with the shapes of well-known ones and random weights: batch latency doesn't depend on the weights."""
 
 from __future__ import annotations
 

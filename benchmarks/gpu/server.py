@@ -64,7 +64,7 @@ class Server:
 
 
 def main() -> None:
-    """Serve until told to end."""
+    """Serve until a signal ends it."""
     name, port, device = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     server = Server(name, device)
     app = web.Application(client_max_size=2**26)

@@ -1,4 +1,4 @@
-"""What the neighbours do: each is a coroutine that misbehaves at one port until it is cancelled."""
+"""The misbehaving neighbours: each is a coroutine that misbehaves at one port until it is cancelled."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ async def cancels(port: int) -> None:
 async def flood(port: int, *, low: bool = False) -> None:
     """One caller's 64 connections, each with up to ten requests of 32 rows a second: eight times the capacity.
 
-    The caller is told from others by an Authorization header; with ``low`` by nothing but a lower priority.
+    The caller is identified by an Authorization header; with ``low`` it only has a lower priority.
     """
     rows = [[7, index] for index in range(32)]
     question = v2(rows, priority=3) if low else v1(rows)

@@ -1,4 +1,4 @@
-"""The model: a pure function of each row, so that a wrong answer is recognised, and what a right answer is.
+"""The model: a pure function of each row, so that wrong answers are recognised; and the check of answers.
 
 A row `[a, b]` becomes `[a, b, 31a + b]`. A row whose first number is one of the poisons spoils the whole call, as it
 does with real servers. The text of such an error names the row that caused it: nobody else may ever read it.

@@ -1,4 +1,4 @@
-"""Asks a sidecar whether it lives, ten times a second: `python -m neighbours.probe PORT PID SECONDS`.
+"""Probes a sidecar's liveness ten times a second: `python -m neighbours.probe PORT PID SECONDS`.
 
 A process of its own with blocking sockets. Wall time shows what machine and neighbours did to the sidecar, so the
 judged figure is CPU time: how much the sidecar's process spent between a question and its answer. While one long piece

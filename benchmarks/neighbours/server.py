@@ -53,7 +53,7 @@ class Executor:
             self._next(self._loop.time())
 
     def _next(self, start: float) -> None:
-        """Begin the next call at ``start``: timers that fire late must not make the executor slower."""
+        """Begin the next call at ``start``: timers that fire late must not make the server slower."""
         self._busy = False
         while self._waiting:
             connection, rows, message = self._waiting.popleft()

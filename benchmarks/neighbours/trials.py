@@ -1,4 +1,4 @@
-"""One trial: a model server, a sidecar in front of it or none, healthy callers, and one neighbour beside them."""
+"""One trial: a model server, with or without a sidecar in front, healthy callers, and one neighbour."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Seen(NamedTuple):
     theirs: dict[str, int]
     """What the neighbour met with."""
     rows_per_call: float
-    """Rows in a call of the model, whoever they belong to."""
+    """Rows in a call of the model, of all callers."""
     livez_gap: float = 0.0
     """Longest time between two answers to ``/livez``."""
     livez_cpu: float = 0.0

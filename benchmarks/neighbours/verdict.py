@@ -1,4 +1,4 @@
-"""What a neighbour did to healthy callers, as it is kept, and what of that is beyond a limit. Pure."""
+"""The recorded effect of a neighbour on healthy callers, and which figures exceed a limit. Pure."""
 
 from __future__ import annotations
 

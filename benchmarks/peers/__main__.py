@@ -1,4 +1,4 @@
-"""Real engines, and Carpool, before the same model: `python benchmarks/peers ENGINE`, or `--all`."""
+"""Real engines, and Carpool, in front of the same model: `python benchmarks/peers ENGINE`, or `--all`."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Campaign:
 
     @property
     def _p99(self) -> Settings:
-        """All that Carpool is told."""
+        """Carpool's whole configuration."""
         return {"slo_p99": f"{self._told.slo * 1e3:g}ms"}
 
     def _start(self, settings: Settings) -> Running:

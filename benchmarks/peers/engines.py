@@ -1,4 +1,4 @@
-"""The engines: how each is started with its settings, asked, and understood."""
+"""The engines: how each is started with its settings, called, and its answers read."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ V2 = Form(
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine. ``default`` is what it does when told nothing; ``grid`` what is tried by hand beside that.
+    """An engine. ``default``: its behaviour without settings; ``grid``: settings that are also compared.
 
     ``prepare`` writes the files it needs and returns its commands, in the order they are started.
     """
@@ -86,7 +86,7 @@ class Engine:
 
 
 def row_of(index: int, *, poisoned: bool = False) -> Row:
-    """Return the row of a request: told from all others by its first number, exact in FP32 up to 2**24."""
+    """Return the row of a request: its first number identifies it, exact in FP32 up to 2**24."""
     return [float(index), POISON if poisoned else 0.5, *(0.125 * step for step in range(6))]
 
 

@@ -1,4 +1,4 @@
-"""An environment for each engine, outside the tree: what requirements/NAME.txt pins, installed once."""
+"""An environment for each engine, outside the tree: the pins of requirements/NAME.txt, installed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of an engine: one file each in benchmarks/results/peers."""
+"""The stored results: one file per engine in benchmarks/results/peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials: the same open-loop load for every engine, and what became of it."""
+"""Trials: the same open-loop load for every engine, and its result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GIVEN_UP = 499
 
 CANCELLED_SHARE = 0.2
 CANCELLED_WITHIN = 0.02
-"""Seconds: while it waits for company, or in the batch."""
+"""Seconds: while it waits for other requests, or in the batch."""
 
 POISONED_EVERY = 1.0
 """Seconds between two poisoned requests: each is alone with its batch."""

@@ -1,1 +1,1 @@
-"""How close Carpool comes to the best that can be, and how far ahead of other rules it is: ``make proof``."""
+"""Compares Carpool with the best possible configuration and with other rules: ``make proof``."""

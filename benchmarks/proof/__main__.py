@@ -1,10 +1,10 @@
-"""`make proof`: how close Carpool comes to the oracle, and how far ahead of other rules it is.
+"""`make proof`: compares Carpool with the oracle and with other rules.
 
-Every scenario in `benchmarks/scenarios` is played in virtual time: by Carpool, which is told nothing but the p99; by
-rules that people use, which are told t(b); and by an oracle that knows the load as well. All of them meet the same
+Every scenario in `benchmarks/scenarios` is played in virtual time: by Carpool, which only gets the p99; by rules in
+common use, which get the true batch latency; and by an oracle that also knows the load. All of them get the same
 requests. Equal seeds give equal figures, on every machine.
 
-Exit codes: 0, every figure keeps its limit (`benchmarks/proof/limits.json`); 1, one does not; 130, interrupted, and
+Exit codes: 0, every figure is within its limit (`benchmarks/proof/limits.json`); 1, one is not; 130, interrupted, and
 then nothing was written.
 """
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from proof.scenario import Scenario
 
 SEED = 1
-"""Of the record."""
+"""Seed of the record."""
 
 QUICK_SCENARIOS = ("bert-large-a100-overload", "resnet50-t4-throttled", "synthetic-1-executor")
 QUICK_CONTENDERS = (CARPOOL, LAZY)
 
 
 def main() -> int:
-    """Run what was asked for; returns the exit code."""
+    """Run the command; returns the exit code."""
     options = _options()
     if options.check_report or options.report:
         return report.main(check=options.check_report)
@@ -55,7 +55,7 @@ def main() -> int:
         return 1
     wanted = options.contender or (QUICK_CONTENDERS if options.quick else tuple(CONTENDERS))
     whole = not (options.quick or options.scenario or options.contender)
-    # Of the code as it is now: what changes while this runs is not what was measured.
+    # The commit at the start: changes while this runs are not what was measured.
     measured, began = commit(), time.monotonic()
     kept.forget(0.0 if options.anew else kept.UNUSED)
     try:
@@ -71,7 +71,7 @@ def main() -> int:
     print(f"\n{proof.seconds:.0f} s, {proof.cpu_seconds:.0f} s of CPU")
     bounds = verdict.QUICK_LIMITS if options.quick else verdict.LIMITS
     if options.write:
-        # First of all: half an hour's work.
+        # Tested first: the run takes half an hour.
         path = report.data_file(options.seed)
         rows.write(path, proof)
         print(f"\nwritten to {path}")
@@ -138,7 +138,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _whole(least: int) -> Callable[[str], int]:
-    """Return what reads a whole number that is not below ``least``."""
+    """Return a parser of whole numbers that are at least ``least``."""
 
     def read(text: str) -> int:
         number = int(text)
@@ -146,12 +146,12 @@ def _whole(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{number} is below {least}")
         return number
 
-    read.__name__ = "int"  # what argparse calls a value that is none
+    read.__name__ = "int"  # argparse's name for it in error messages
     return read
 
 
 def _options() -> argparse.Namespace:
-    """Read the command line; what does not go together ends with a usage error."""
+    """Read the command line; options that exclude each other end with a usage error."""
     made = parser()
     options = made.parse_args()
     plays = options.quick or options.scenario or options.contender or options.write or options.anew
@@ -166,7 +166,7 @@ def _options() -> argparse.Namespace:
 
 
 def _scenarios(options: argparse.Namespace) -> tuple[list[Scenario], dict[str, str]]:
-    """Return what is to be played, and what can't be, with the reason."""
+    """Return the scenarios to play, and those that can't be played, with the reason."""
     known = {scenario.name: scenario for scenario in suite.load_all()}
     names = options.scenario or (QUICK_SCENARIOS if options.quick else tuple(known))
     if unknown := [name for name in names if name not in known]:
@@ -176,7 +176,7 @@ def _scenarios(options: argparse.Namespace) -> tuple[list[Scenario], dict[str, s
 
 
 class _Task(NamedTuple):
-    """Something to be played in a process of its own, and what is done with what came of it: that says it in words."""
+    """A task for a separate process, and the function that handles its result and returns a message."""
 
     name: str
     run: Callable[[], Any]
@@ -184,7 +184,7 @@ class _Task(NamedTuple):
 
 
 class Run:
-    """Everything that is to be played, what of it is done, and what came of it."""
+    """All tasks, which of them are done, and their results."""
 
     def __init__(
         self, scenarios: list[Scenario], contenders: tuple[str, ...], seed: int, jobs: int, *, brief: bool
@@ -221,7 +221,7 @@ class Run:
         )
 
     def compile(self) -> None:
-        """Play with Carpool's core as machine code, if that can be had here."""
+        """Play with Carpool's core as machine code, if it can be compiled here."""
         print("Carpool's core as machine code (once for each state of its sources, a minute) ...", file=sys.stderr)
         try:
             self._machine_code = str(compiled.folder())
@@ -229,9 +229,9 @@ class Run:
             print(f"not to be had, so all is played at half the speed: {error}", file=sys.stderr)
 
     def play(self) -> None:
-        """Play all of it in as many processes as were asked for; each oracle is followed by who is measured by it.
+        """Play all tasks in the requested number of processes; each oracle first, then the rules compared with it.
 
-        At last Carpool where it falls short: told what it has to find out, and given more time to.
+        Where Carpool misses a goal, it is played again: with the true values given, and with more time.
         """
         self._empty()
         if not self._brief:
@@ -240,7 +240,7 @@ class Run:
             self._empty()
 
     def _empty(self) -> None:
-        """Play what is ready, and what becomes ready meanwhile."""
+        """Play all tasks, including those that are added meanwhile."""
         finished: SimpleQueue[tuple[_Task, Any, BaseException | None]] = SimpleQueue()
         under_way = 0
         # Processes that have imported nothing yet.
@@ -265,7 +265,7 @@ class Run:
                 self._say(f"{task.name}: {task.take(result)}")
 
     def _unexplained(self) -> list[_Task]:
-        """List what tells why a goal is missed, of rising loads."""
+        """List the tasks that explain why a goal is missed, with rising loads."""
         proof = self.proof("", "", 0.0, {})
         short = verdict.shortfalls(proof)
         names = {each.scenario for each in short if each.measure in verdict.OF_STAIRS}
@@ -293,7 +293,7 @@ class Run:
         ]
 
     def proof(self, measured: str, command: str, seconds: float, left_out: dict[str, str]) -> Proof:
-        """Return what came of it, in an order that does not depend on who was done first."""
+        """Return the results, in an order that does not depend on which task ended first."""
         order = {name: number for number, name in enumerate((rows.ORACLE, *CONTENDERS))}
         references = sorted(self._references, key=lambda each: each.about.name)
         stairs = [*(each.stair for each in references), *(each.stair for each in self._rows)]
@@ -369,7 +369,7 @@ class Run:
 
 
 def _cpu_seconds() -> float:
-    """Return what this process and those it waited for have used."""
+    """Return the CPU seconds of this process and of those it waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -392,7 +392,7 @@ def _take(found: list[Any], result: rows.Hour | rows.Rollback | None) -> str:
 
 
 def _show(proof: Proof, bounds: Path) -> None:
-    """Print the figures beside their limits, and what falls short of a goal."""
+    """Print the figures with their limits, and the missed goals."""
     known = limits(bounds)
     print(f"\n{'':28} {'measured':>10} {'limit':>20} {'goal':>10}")
     for name, figure in verdict.figures(proof).items():

@@ -1,4 +1,4 @@
-"""What only Carpool is put through: an hour at constant load, forecasts, bad settings. Equal seeds, equal rows."""
+"""Tests of Carpool alone: an hour at constant load, forecasts, bad settings. Equal seeds give equal rows."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ HOUR_RATE = 200.0
 
 FORECAST_LOADS = (0.2, 0.5, 0.8)
 FORECAST_REQUESTS = 20_000
-"""A run's, of which 200 lie beyond the p99. Where bursts or noise meet a high load, these come in few crowds, and leave
-the p99 20 to 30 % off. So runs are added, as many as it takes, and seldom more:"""
+"""Requests of a run: 200 lie beyond the p99. With bursts or noise at a high load, these come in few clusters, and leave
+the p99 20 to 30 % off. So runs are added as needed, seldom more than:"""
 FORECAST_RUNS = 120
-"""At most, until the p99 is known to:"""
+"""Most runs, until the p99 is known to within:"""
 FORECAST_DOUBT = 0.01
 """Half of its 95 % interval, relative to it."""
 FORECAST_ENOUGH = 3
 FEWEST_RUNS = 4
-"""Runs where no goal is at stake."""
+"""Runs if no goal depends on the result."""
 
 ROLLBACK_RATE = 400.0
-"""Requests per second: what a guard that looks every half second can be held to 310 requests at."""
+"""Requests per second at which a guard that checks every half second can react within 310 requests."""
 PROVEN = 30.0
-"""Seconds that the good setting is given at least, and as long until the guard knows it to be good."""
+"""Least seconds for the good setting, and most until the guard counts it as good."""
 PUSHED = 20.0
-"""Seconds that the bad one is given, if nobody takes it back."""
+"""Seconds for the bad setting, if it is not rolled back."""
 BAD = 0.2
-"""Share of requests that a setting has to miss to be called bad."""
+"""Share of missed requests from which a setting is bad."""
 
 
 def fixed(setting: Setting) -> Maker:
@@ -69,13 +69,13 @@ def fixed(setting: Setting) -> Maker:
 
 
 def best_setting(scenario: Scenario, rate: float) -> Setting:
-    """Return what is best on the oracle's own arrivals."""
+    """Return the best setting on the oracle's own arrivals."""
     point = oracle.known()[scenario.name].level(rate).points[0]
     return Setting(point.parameters, estimate(knowledge(scenario)), point.shed)
 
 
 def hour(scenario: Scenario, seed: int) -> Hour | None:
-    """Leave Carpool alone with a constant load for an hour; ``None`` where that would be too low a load, or none is."""
+    """Run Carpool at a constant load for an hour; ``None`` if no load is suitable."""
     capacity = oracle.capacity(scenario)
     load = min(HOUR_LOADS[1], HOUR_RATE / capacity)
     if load < HOUR_LOADS[0] or not isinstance(scenario.arrivals, suite.Poisson | suite.Gamma):
@@ -142,7 +142,7 @@ def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed
 
 
 def refined(forecaster: Forecaster, parameters: Parameters, *, shed: bool) -> QueueForecast:
-    """Return the forecast of a setting with its tail as sure as it gets: up to a second's work."""
+    """Return the fully refined forecast of a setting: up to a second's work."""
     effective, played = forecaster.effective(parameters), Refinement()
     while not played.is_done:
         forecaster.sample(effective, played, shed=shed)
@@ -165,7 +165,7 @@ def _p99(scenario: Scenario, setting: Setting, rate: float, seed: int, runs: int
 
 
 class OnProbation:
-    """A good setting, then a bad one that somebody pushed, under the guard that the sidecar has around such changes."""
+    """A good setting, then a bad one pushed from outside, under the sidecar's guard for such changes."""
 
     interval = INTERVAL
 
@@ -177,14 +177,14 @@ class OnProbation:
         self._missing_since: int | None = None
         self.pushed = False
         self.requests: int | None = None
-        """From the first that missed until the bad setting was taken back; ``None``: not yet."""
+        """Requests from the first miss until the bad setting was rolled back; ``None``: not yet."""
 
     def start(self) -> Setting:
         """Begin with the good one."""
         return self._good
 
     def observe(self, now: float, stats: list[Stats]) -> list[Setting] | None:
-        """Show the guard what it looks at in a sidecar, and go back when it says so."""
+        """Give the guard the same counts as in a sidecar, and roll back on its verdict."""
         if self.requests is not None or not stats[0].models:
             return None
         after = _counted(stats[0].models[""])

@@ -1,4 +1,4 @@
-"""What every contender is put through: rising loads up to twice the capacity, and a scenario's own timeline."""
+"""The loads for every contender: rising loads up to twice the capacity, and a scenario's own timeline."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from proof.scenario import Scenario
 
 LOW = (0.1, 0.2, 0.35, 0.5, 0.6)
-"""Loads, as shares of the highest that the oracle can hold, at which device time is compared."""
+"""Loads at which device time is compared, as shares of the highest at which the oracle meets the SLO."""
 
 HIGH = (0.7, 0.8, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 1.0, 1.02, 1.04)
-"""Loads among which the highest is looked for that is held."""
+"""Loads among which the highest is searched at which the SLO is met."""
 
 OVERLOAD = 2.0
 
 LOADS = (*LOW, *HIGH, OVERLOAD)
-"""Of the stair, in this order."""
+"""Loads of the load ramp, in this order."""
 
 MEASURED_LOW, MEASURED_HIGH = 3000, 8000
-"""Requests that a step is judged by, at least. At 1 % misses 80 of 8,000 are expected, give or take 9."""
+"""Least requests to judge a step by. At 1 % misses 80 of 8,000 are expected, give or take 9."""
 
 BURSTS = 20
-"""Bursts and lulls that a step is judged by, at least."""
+"""Least bursts and lulls to judge a step by."""
 
 
 class Step(NamedTuple):

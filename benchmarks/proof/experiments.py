@@ -1,4 +1,4 @@
-"""One contender after the other through one scenario: rows of data, equal for equal seeds."""
+"""Plays the contenders in one scenario: rows of data, equal for equal seeds."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ RANKS = 3
 """How many of the best settings of each load are played for the oracle."""
 
 RESTED = 5
-"""Minutes for which Carpool is left alone with a load at which it saves too little."""
+"""Minutes for which Carpool runs alone at a load at which it saves too little."""
 
 # ------------------------------------------------------------------------------------------------- the references
 
 
 class Reference(Struct, frozen=True):
-    """What every contender in a scenario is measured by."""
+    """The reference for every contender in a scenario."""
 
     about: About
     phases: list[Phase]
@@ -144,7 +144,7 @@ class Rows(Struct, frozen=True):
 
 
 def contend(scenario: Scenario, reference: Reference, name: str, seed: int) -> Rows:
-    """Put a contender through rising loads and through the scenario's timeline."""
+    """Play a contender at rising loads and in the scenario's timeline."""
     steps, own, changes, forecasts = _played(scenario, reference, name, seed)
     found = recoveries(reference, own, changes)
     timeline = Timeline(
@@ -161,7 +161,7 @@ def contend(scenario: Scenario, reference: Reference, name: str, seed: int) -> R
 def recoveries(
     reference: Reference, own: Sequence[Tally], changes: Sequence[tuple[float, int, Setting]]
 ) -> list[Recovery]:
-    """Say how a contender came to terms with each phase; ``own``: its timeline, every second by itself."""
+    """Return how a contender recovered in each phase; ``own``: its timeline, second by second."""
     found = []
     for phase in reference.phases:
         start, stop = int(phase.start), int(phase.start + phase.seconds)
@@ -186,7 +186,7 @@ def explain(scenario: Scenario, name: str, seed: int) -> Stair:
 
 
 def rest(scenario: Scenario, load: float, seed: int) -> Rest:
-    """Leave Carpool alone with one load, a share of the capacity, for ``RESTED`` minutes."""
+    """Run Carpool at one load, a share of the capacity, for ``RESTED`` minutes."""
     course = (Stretch(60.0 * RESTED, load * oracle.capacity(scenario)),)
     ideals = _oracles(scenario, course, seed)
     own = play(scenario, OURSELVES.maker, course, seed).outcome

@@ -1,4 +1,4 @@
-"""What rules and the oracle came to before: played again only when something that decides it has changed.
+"""Stored results of rules and the oracle: played again only when their inputs have changed.
 
 Equal seeds give equal rows on every machine, so what nothing touched since need not be played: two thirds of the work
 while the tuner is what changes. A row is kept under a digest of all that it follows from: the source of every module
@@ -45,18 +45,18 @@ Played = TypeVar("Played")
 
 
 def refer(scenario: Scenario, seed: int) -> Reference:
-    """Do as ``experiments.refer``, if it has not been done."""
+    """Return the stored result of ``experiments.refer``, or play it."""
     return _kept(Reference, rows.ORACLE, scenario, seed, partial(experiments.refer, scenario, seed))
 
 
 def contend(scenario: Scenario, reference: Reference, name: str, seed: int) -> Rows:
-    """Do as ``experiments.contend``, if it has not been done; Carpool is what changes, and always played."""
+    """Return the stored result of ``experiments.contend``, or play it; Carpool changes and is always played."""
     play = partial(experiments.contend, scenario, reference, name, seed)
     return play() if name == rows.CARPOOL else _kept(Rows, name, scenario, seed, play)
 
 
 def has(name: str, scenario: Scenario, seed: int) -> bool:
-    """Whether what a rule, or the oracle, comes to is known from before."""
+    """Whether the result of a rule, or of the oracle, is stored."""
     return name != rows.CARPOOL and _path(name, scenario, seed).exists()
 
 
@@ -102,7 +102,7 @@ def _path(name: str, scenario: Scenario, seed: int) -> Path:
 
 @lru_cache(maxsize=1)
 def _sources() -> bytes:
-    """Return all the code that decides a row."""
+    """Return all code that affects a row."""
     return _SEPARATOR.join(path.read_bytes() for path in sorted({*reached(*MODULES), *ALSO}))
 
 

@@ -1,4 +1,4 @@
-"""What a run came to, as figures: pure functions of an outcome, the same ones for every contender."""
+"""The figures of a run: pure functions of an outcome, the same ones for every contender."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOOK = 5
 
 
 class Tally(Struct, frozen=True, array_like=True):
-    """What became of the requests of one stretch."""
+    """The outcome of the requests of one stretch."""
 
     seconds: float
     stayed: int
@@ -78,9 +78,9 @@ def add(tallies: Sequence[Tally]) -> Tally:
 
 
 def highest(steps: Sequence[tuple[float, Tally]]) -> float:
-    """Return the highest load, of (load, what became of it) in ascending order, that is held; 0: not even the lowest.
+    """Return the highest load that meets the SLO, of (load, outcome) in ascending order; 0: not even the lowest.
 
-    Held is what misses at most ``TOLERATED``. At 1 % of a few thousand requests chance makes one step look better than
+    At most ``TOLERATED`` may miss. At 1 % of a few thousand requests chance makes one step look better than
     the one before it, so misses are made to rise with the load (isotonic regression) before the curve is cut at
     ``TOLERATED``, linear between two steps.
     """
@@ -102,13 +102,13 @@ class Saving(NamedTuple):
     """Device time saved against zero-wait at the largest batch, at one load."""
 
     available: float
-    """What the oracle saves, as a share of zero-wait's device time."""
+    """The oracle's saving, as a share of zero-wait's device time."""
     share: float
-    """What the contender saves, as a share of that; 0 for who misses more than ``TOLERATED``: that is no saving."""
+    """The contender's saving, as a share of that; 0 if it misses more than ``TOLERATED``."""
 
 
 def saving(mine: Tally, best: Tally, lazy: Tally) -> Saving | None:
-    """Compare device time a request with the oracle's (``best``) and with zero-wait's (``lazy``).
+    """Compare device time per request with the oracle's (``best``) and with zero-wait's (``lazy``).
 
     ``None`` where there is nothing to compare: the oracle saves less than ``WORTH``, or misses itself.
     """

@@ -1,4 +1,4 @@
-"""The best that can be: every configuration tried, by one who knows the device and the load: ``make oracle``.
+"""The oracle: the best configuration, searched with known device and load: ``make oracle``.
 
 For each scenario, first its capacity: the highest load with at most 1 % of misses. Then, for each load of the stair and
 each phase of the timeline, the best few points of a grid over (max_batch, max_wait, max_in_flight) and whether requests
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 RESULTS = HERE / "results" / "oracle.json"
 
 SEED = 1905
-"""Of the grid's arrivals, which nobody else meets."""
+"""Seed of the grid's arrivals, which no contender gets."""
 
 TOLERATED = 0.01
-"""Misses up to which a load can be held."""
+"""Share of misses up to which the SLO is met."""
 
 BUDGET = 0.005
 """Misses that a point may have now and ahead: the tuner's own planning budget."""
@@ -76,7 +76,7 @@ KEPT = 4
 
 
 class Effort(NamedTuple):
-    """How closely points are looked at."""
+    """How many requests points are measured with."""
 
     screened: int
     """Requests over which every point is measured."""
@@ -85,7 +85,7 @@ class Effort(NamedTuple):
     confirmed: int
     """Requests over which those are, for the capacity."""
     assured: int
-    """The same for a load's best points: over fewer, some of them keep the budget of misses by luck."""
+    """The same for a load's best points: over fewer, some of them meet the budget of misses by chance."""
     promises: int
     """Times the SLO that a load near the capacity is screened for, at least: a backlog that grows slowly shows late."""
 
@@ -188,7 +188,7 @@ def capacity(scenario: Scenario) -> float:
 
 
 class Oracle:
-    """Who knows every stretch of the course, and has the ``rank``-th best point in force from its beginning on."""
+    """The oracle: it knows every stretch of the course, and uses the ``rank``-th best point from its beginning on."""
 
     interval = 0.25
 
@@ -368,7 +368,7 @@ def find_capacity(scenario: Scenario) -> float:
     def confirmed(rate: float) -> int:
         return bench.fair(max(effort.confirmed, round(3 * effort.promises * slo * rate)), rate)
 
-    # 1. Everybody, at loads that rise by 8 %, those that miss too many left behind.
+    # 1. All points, at loads that rise by 8 %; those that miss too many are dropped.
     points = [*bench.points(), *bench.shedding()]
     held, left, rate = 0.0, points, 0.75 * ideal
     while True:
@@ -381,7 +381,7 @@ def find_capacity(scenario: Scenario) -> float:
             rate *= 0.8
         else:
             raise ValueError(f"{scenario.name}: no load can be held")
-    # 2. Those that came farthest, over more requests.
+    # 2. Those with the highest loads, over more requests.
     left.sort(key=lambda p: bench.measure(p, held, screened(held)).misses)
     finalists = left[: effort.survivors]
     if bench.exact:
@@ -432,12 +432,12 @@ def find_level(scenario: Scenario, load: float, device: float, held: float) -> L
             return 2, point.misses
         return (0, point.device_time) if point.ahead <= budget else (1, point.ahead)
 
-    # Few requests tell 0.5 % from 1 % badly, so who is near it gets a second look.
+    # Few requests can't distinguish 0.5 % from 1 %, so points near it are measured again.
     loose = 1.6 * BUDGET
     screened = [look(point, effort.screened, loose) for point in points]
     screened.sort(key=lambda point: rank(point, loose))
     if near:
-        # Whoever sheds misses some from the start, whoever doesn't misses nobody until the backlog is there.
+        # Points that shed miss some requests from the start; the others miss none until there is a backlog.
         half = effort.survivors // 2
         shed = [point for point in screened if point.shed]
         screened = [point for point in screened if not point.shed][:half] + shed[:half]

@@ -40,11 +40,11 @@ class Carpool:
         return self._pilot.decisions
 
     def start(self) -> Setting:
-        """Begin as a sidecar does that was told a p99: from the default parameters, knowing nothing."""
+        """Begin like a sidecar with a p99: from the default parameters, without measurements."""
         return Setting(self._pilot.tuner.parameters)
 
     def observe(self, now: float, stats: list[Stats]) -> list[Setting] | None:
-        """Show the tuner the counters, and do as it says."""
+        """Give the tuner the counters, and apply its decision."""
         return self._pilot.observe(now, stats)
 
     def dispatcher(self) -> None:

@@ -1,4 +1,4 @@
-"""docs/proof.md, its figures and its pictures, written from the data files alone: what falls short comes first."""
+"""docs/proof.md, its figures and its pictures, written from the data files alone: missed goals come first."""
 
 from __future__ import annotations
 

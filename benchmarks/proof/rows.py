@@ -1,4 +1,4 @@
-"""What a run of the proof leaves behind: rows of data, one line each, from which alone the report is written."""
+"""The stored result of a proof run: rows of data, one line each; the report is written from these alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios as data: ``benchmarks/scenarios/NAME.json``, each a load, a device, a promise and a timeline.
+"""Scenarios as data: ``benchmarks/scenarios/NAME.json``, each a load, a device, an SLO and a timeline.
 
 Rates are shares of the highest load that the oracle can hold in the scenario, so a file names no requests per second.
 """

@@ -1,4 +1,4 @@
-"""Carpool told what it has to find out, where it falls short of a goal: whether learning is what it lacks.
+"""Carpool with true values given, where it misses a goal: shows whether learning is the cause.
 
 Told t(b), it is told what every rival is. Told the load as well, it knows what the oracle does, but for how the load
 spreads: what it falls short of then is its rule's, or the luck of the one stretch that was measured.

@@ -1,4 +1,4 @@
-"""What a run shows: figures over all scenarios beside their limits, and each scenario that falls short of a goal."""
+"""The verdict of a run: figures over all scenarios with their limits, and each scenario that misses a goal."""
 
 from __future__ import annotations
 

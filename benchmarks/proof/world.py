@@ -1,4 +1,4 @@
-"""One contender in one scenario: the same requests at the same times, on the same device, whoever decides."""
+"""One contender in one scenario: every contender gets the same requests at the same times, on the same device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data port: inference is buffered and batched, everything else is passed on as it comes."""
+"""The data port: inference is buffered and batched, everything else is forwarded as it comes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from carpool_sidecar.models import ModelTable
 
 FORWARDED = "other"
-"""The protocol, in metrics, of what is passed on untouched."""
+"""The protocol, in metrics, of requests forwarded unchanged."""
 
 JOBS = "jobs"
-"""The protocol, in metrics, of requests about jobs; jobs themselves count as what they are."""
+"""The protocol, in metrics, of requests about jobs; jobs themselves count under their own protocol."""
 
 GENERATION = "generation"
 """The protocol, in metrics, of requests to language models."""
@@ -40,7 +40,7 @@ def _route(target: bytes) -> Endpoint | Generative | None:
 
 
 class DataApp:
-    """What the data port's server calls."""
+    """The application of the data port's server."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class DataApp:
         self._counts_queue = counts_queue
         self.forwarded = Forwarded()
         self.jobs: JobsApp | None = None
-        """Serves the paths of jobs, where they are switched on."""
+        """Serves the paths of jobs, if they are enabled."""
 
     def head(self, exchange: Exchange) -> None:
-        """Tell inference from the rest."""
+        """Decide whether a request is inference, and how its body is read."""
         if self.jobs is not None and self.jobs.serves(exchange.path):
             self.jobs.head(exchange)
             return
@@ -84,17 +84,17 @@ class DataApp:
             self._forward(exchange)
 
     def foreign(self, exchange: Exchange) -> None:
-        """Pass on a connection that is no HTTP/1.1."""
+        """Forward a connection that is not HTTP/1.1."""
         exchange.context = self._backend.passage(exchange)
         exchange.context.begin()
 
     def _forward(self, exchange: Exchange, *, inference: bool = False) -> None:
-        """Pass on what is no inference, or too large to be batched."""
+        """Forward a request that is no inference, or too large to be batched."""
         exchange.context = self._backend.forward(exchange, inference=inference)
         exchange.context.begin()
 
     def _overflow(self, exchange: Exchange, *, too_large: bool) -> bool:
-        """Pass on what is too large to be batched, and what is not batched anyway where there is no room for it."""
+        """Forward a request that is too large to be batched, or that is not batched and has no room in the buffers."""
         endpoint = exchange.context
         if not too_large and not (isinstance(endpoint, Endpoint) and self._driver.sends_alone(endpoint)):
             return False
@@ -123,13 +123,13 @@ class DataApp:
             self._driver.counts.answered("", GENERATION, exchange.status)
         else:
             self._driver.counts.answered("", FORWARDED, exchange.status)
-            # An answer may end before its request does: it took no time then.
+            # An answer may end before its request: it then took no time.
             began = exchange.received_at or exchange.sent_at
             seconds = exchange.sent_at - began
             self.forwarded.count(exchange.method, exchange.path, exchange.status, seconds, self._driver.due)
 
     def disconnected(self, exchange: Exchange) -> None:
-        """Stop working for a caller who left."""
+        """Cancel the work for a caller that left."""
         context = exchange.context
         if isinstance(context, Request):
             self._driver.disconnected(exchange)
@@ -137,5 +137,5 @@ class DataApp:
             context.cancel()
 
     def refused(self, error: HttpError) -> None:
-        """Count what was no HTTP."""
+        """Count a connection that was not HTTP."""
         self._driver.counts.answered("", FORWARDED, error.status)

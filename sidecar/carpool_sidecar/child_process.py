@@ -1,6 +1,6 @@
-"""A process of the sidecar's own at the other end of two pipes: started again when it ends or hangs, never waited for.
+"""A child process of the sidecar, connected by two pipes: restarted when it ends or hangs, never waited for.
 
-Both ways go messages with their length before them: decisions of the tuner, tokens of the engine.
+Messages in both directions have their length before them: decisions of the tuner, tokens of the engine.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
-"""Seconds between the end of one process and the start of the next: doubled from the first to the longest."""
+"""First and longest pause, in seconds, between the end of a process and the start of the next; doubled in between."""
 
 STEADY = 60.0
-"""Seconds after which a process counts as one that works: the next pause is the first again."""
+"""Seconds after which a process counts as working: the next pause is then the first again."""
 
 PARTING = 1.0
 """Seconds for a process that has closed its output to end by itself."""
 
 
 class ChildProcess:
-    """Keeps one process running. What it is for says a subclass, which takes its messages by ``_take``."""
+    """Keeps one process running. A subclass says what for, and takes its messages in ``_take``."""
 
     name = "the process"
-    """What the log calls it."""
+    """Its name in the log."""
 
     longest_message: int
-    """Bytes; what claims to be more is something else."""
+    """Most bytes of a message; a longer length means that the data are not messages."""
 
     def __init__(self, command: Sequence[str], log: logging.Logger) -> None:
         self.restarts = 0
@@ -44,26 +44,26 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process that runs now."""
+        """The id of the running process."""
         return None if self._process is None else self._process.pid
 
     @property
     def _silence(self) -> float | None:
-        """Seconds without a word after which it hangs; ``None``: it may be silent."""
+        """Seconds without a message after which it counts as hung; ``None``: it may be silent."""
         return None
 
     def _began(self) -> None:
-        """Take note of a new process."""
+        """Handle the start of a new process."""
 
     def _take(self, body: bytes) -> None:
         """Take a message; raises ``msgspec.DecodeError`` if it is none."""
         raise NotImplementedError
 
     def _ended(self) -> None:
-        """Take note that the process has ended: it answers nothing more."""
+        """Handle the end of the process: it sends no more messages."""
 
     def _write(self, message: bytes) -> bool:
-        """Pass a framed message on; returns whether there is a process that takes it."""
+        """Send a framed message; returns whether there is a process that takes it."""
         process = self._process
         if process is None or process.stdin is None or process.stdin.is_closing():
             return False
@@ -71,7 +71,7 @@ class ChildProcess:
         return True
 
     async def run(self) -> None:
-        """Run the process, again and again, until cancelled, or until ``_take`` raises; it ends with this."""
+        """Run the process, restarting it, until cancelled, or until ``_take`` raises; then end it."""
         loop = asyncio.get_running_loop()
         pause = FIRST_PAUSE
         while True:
@@ -89,7 +89,7 @@ class ChildProcess:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _run_once(self) -> str:
-        """Run one process until it is of no use any more; returns why."""
+        """Run one process until it ends or hangs; returns why."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,

@@ -1,7 +1,7 @@
-"""Structured logs: one JSON object a line, or a line for people on a terminal.
+"""Structured logs: one JSON object a line, or a readable line on a terminal.
 
-The standard library's logging with a formatter: asyncio has loaded it already, where structlog costs 6 MiB and 64 ms of
-CPU at start.
+It uses the standard library's logging with a formatter: asyncio loads that anyway, while structlog costs 6 MiB and
+64 ms of CPU at start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return what was passed as ``extra``."""
+    """Return the fields that were passed as ``extra``."""
     return {name: value for name, value in vars(record).items() if name not in _OWN}
 
 

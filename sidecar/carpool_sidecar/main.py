@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OK, WRONG_CONFIG, CANNOT_START, CUT_SHORT = 0, 2, 3, 4
-"""Exit codes: drained; the configuration is wrong, or a file that it names is not there; a port or the jobs' database
-can't be had; a second signal ended it at once."""
+"""Exit codes: drained; the configuration is wrong, or a file that it names is missing; a port or the jobs' database
+is not available; a second signal ended it at once."""
 
 EXAMPLE = """\
 example (sidecar.yaml):
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class _Version(argparse.Action):
-    """Prints the version; what knows it is not imported to serve."""
+    """Prints the version; the module for that is only imported here."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version  # noqa: PLC0415 - 2 MiB that serving does without
@@ -121,9 +121,9 @@ def load(path: Path) -> str:
 
 
 def from_environment(name: str) -> str:
-    """Return what an environment variable holds.
+    """Return the value of an environment variable.
 
-    Raises ``PolicyError`` where there is none.
+    Raises ``PolicyError`` if it is not set.
     """
     text = os.environ.get(name)
     if text is None:
@@ -141,9 +141,9 @@ def run(
 ) -> NoReturn:
     """Serve until a signal, then end the process with its exit code.
 
-    ``path``: the file to watch. ``ignored``: fields of the configuration that this version does not know. Sets the logs
-    up and handles signals: for a process of its own. Inside another program, use ``Sidecar``. Raises ``PolicyError`` or
-    ``OSError`` where it can't start.
+    ``path``: the file to watch. ``ignored``: fields of the configuration that this version does not know. It sets up
+    the logs and handles signals, so it needs its own process. Inside another program, use ``Sidecar``. Raises
+    ``PolicyError`` or ``OSError`` if it can't start.
     """
     import uvloop  # noqa: PLC0415 - so that the configuration can be checked where it is not installed
 
@@ -159,7 +159,7 @@ def run(
 
 
 def check(config: SidecarConfig, *, listen: str | None = None, admin: str | None = None) -> None:
-    """Check what a configuration refers to; ``listen`` and ``admin`` stand in for the file's.
+    """Check the files and addresses of a configuration; ``listen`` and ``admin`` replace the file's.
 
     Raises ``PolicyError`` naming the field.
     """
@@ -212,7 +212,7 @@ async def _serve(
             logging.getLogger("carpool").warning("ended by a second signal")
     finally:
         await sidecar.close()
-    # Python's own way out waits for every thread, and one that computes may never end.
+    # Python's normal exit waits for every thread, and one that computes may never end.
     logging.shutdown()
     os._exit(code)
 

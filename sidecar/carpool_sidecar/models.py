@@ -1,7 +1,7 @@
-"""Which models there are, and along which axis their requests may be merged.
+"""The table of models, and along which axis their requests may be merged.
 
-Callers name models, so the table is bounded: names that never had a good answer make room for others, and while there
-is no room a request is not batched and is counted under ``<other>``.
+Callers name models, so the table is bounded: names that never had a good answer make room for others. Without room, a
+request is not batched and is counted under ``<other>``.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.common import Endpoint
 
 OTHER = "<other>"
-"""The lane, and the label in metrics, of models that the table has no room for; no server names a model so."""
+"""The lane, and the label in metrics, of models that the table has no room for; no server uses this name."""
 
 MAX_ENTRIES = 256
 """Model versions known at a time: more than servers serve, few enough for a scrape."""
 
 NAMED = 3
-"""Models that are named in a sentence, at most."""
+"""Most models named in a sentence."""
 
 REFRESH = 30.0
-"""Seconds between two looks at what the server says of a model."""
+"""Seconds between two reads of a model's metadata from the server."""
 
 
 class Entry:
-    """One model version: what lane it is in, and why its requests may not be merged.
+    """One model version: its lane, and why its requests may not be merged.
 
-    ``alone`` is the reason for requests whose batch axis the model decides, ``alone_by_protocol`` for those whose
-    protocol does; ``None``: they merge once ``record`` says that batches were verified.
+    ``alone`` is the reason for requests whose batch axis depends on the model, ``alone_by_protocol`` for those whose
+    protocol defines it; ``None``: they merge once ``record`` shows that batches were verified.
     """
 
     __slots__ = (
@@ -66,18 +66,18 @@ class Entry:
         self.version = version
         self.lane = lane or model
         self.proven = False
-        """Whether the upstream ever answered for it with success."""
+        """Whether the upstream ever answered a request for it with success."""
         self.unknown = False
         """Whether the upstream has answered that there is no such model."""
         self.waiters = 0
         """Requests that wait or are in a batch."""
         self.seen: bytes | None = None
-        """What the server last said of it."""
+        """The server's last metadata of it."""
         self.headers: bytes | None = None
-        """The part of the key that the last request's headers made."""
+        """The header part of the last request's key."""
         self.axis: Axis | None = None
         self.record = Record()
-        """What was seen of its batches."""
+        """The checks of its batches."""
         self.configured = configured
         self.sequence: SequenceAxis | None = None
         """Along which axis its requests may be padded."""
@@ -86,7 +86,7 @@ class Entry:
         self.configure(configured)
 
     def configure(self, configured: Model | None) -> None:
-        """Take what the policy says of the model."""
+        """Apply the policy's entry for the model."""
         self.configured = configured
         sequence = None if configured is None else configured.sequence
         if sequence != (None if self.sequence is None else self.sequence.policy):
@@ -108,7 +108,7 @@ class Entry:
 
     @property
     def needed(self) -> bool:
-        """Whether it may not make room for another."""
+        """Whether it must not make room for another."""
         return self.proven or self.waiters > 0 or self.configured is not None
 
     @property
@@ -133,7 +133,7 @@ class Entry:
 
 
 class ModelTable:
-    """Every model version in use. ``forget`` is told of lanes that no request is in any more."""
+    """Every model version in use. ``forget`` is called with a lane when no request is in it any more."""
 
     def __init__(self, configured: Sequence[Model], forget: Callable[[str], None]) -> None:
         self._configured = {model.name: model for model in configured}
@@ -171,7 +171,7 @@ class ModelTable:
         return f"{entry.reason}, but the server does not describe it and only answered for {named}: check its name"
 
     def configure(self, configured: Sequence[Model]) -> None:
-        """Take a new policy's models."""
+        """Apply a new policy's models."""
         self._configured = {model.name: model for model in configured}
         for entry in self:
             entry.configure(self._configured.get(entry.model))
@@ -179,7 +179,7 @@ class ModelTable:
         self.ask_again()
 
     def ask_again(self) -> None:
-        """Look again at what the server says of every model."""
+        """Read the server's metadata of every model again."""
         self._unresolved.update(self._entries)
         self._asked.set()
 
@@ -191,12 +191,12 @@ class ModelTable:
         return self._unresolved.pop(next(iter(self._unresolved)))
 
     def missing(self, entry: Entry) -> None:
-        """Take note that the upstream does not know a model; one that it never knew makes room, once it is empty."""
+        """Note that the upstream does not know a model; one that it never knew makes room once it has no requests."""
         entry.unknown = True
         self._let_go(entry)
 
     def left(self, entry: Entry) -> None:
-        """Take note that one of its requests has ended."""
+        """Note that one of its requests has ended."""
         entry.waiters -= 1
         if entry.unknown:
             self._let_go(entry)
@@ -211,7 +211,7 @@ class ModelTable:
         return min(caps, default=None)
 
     def _admit_configured(self) -> None:
-        """Have those that the policy names from the start: they are asked about before anybody calls them."""
+        """Add the policy's models from the start: their metadata are read before the first request."""
         for name in self._configured:
             if (name, "") not in self._entries:
                 self._admit((name, ""))
@@ -238,10 +238,10 @@ class ModelTable:
 
 
 class Resolver:
-    """Asks the server about models, one after the other, in the background.
+    """Reads models' metadata from the server, one after the other, in the background.
 
-    ``learned`` is told of an entry whose axis is known now; ``changed`` that the server says something else of a model
-    than it did before, so that its service times are those of another.
+    ``learned`` is called with an entry once its axis is known; ``changed`` when a model's metadata have changed, so
+    that its service times are another model's.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class Resolver:
         self._changed = changed
 
     async def run(self) -> None:
-        """Serve the table's questions until cancelled, and look again at everything now and then."""
+        """Resolve the table's entries until cancelled, and read all metadata again every ``REFRESH``."""
         while True:
             try:
                 async with asyncio.timeout(REFRESH):
@@ -288,7 +288,7 @@ class Resolver:
                 f"tensor is the batch, set `models: [{{name: {entry.model}, axis: First}}]`",
             )
             self._learn(entry, axis)
-        # Anything else says nothing: it is asked again after the next refresh. Until then no request is batched.
+        # Any other answer is inconclusive: it is asked again after the next refresh, and nothing is batched until then.
 
     def _learn(self, entry: Entry, axis: Axis) -> None:
         if axis != entry.axis and entry in self._table:
@@ -298,7 +298,7 @@ class Resolver:
 
 
 def _outline(metadata: bytes) -> bytes:
-    """Return what of a model's metadata tells one version from another, whatever the order of the rest."""
+    """Return the part of a model's metadata that distinguishes versions, independent of order."""
     try:
         model: Any = msgspec.json.decode(metadata)
     except msgspec.DecodeError:

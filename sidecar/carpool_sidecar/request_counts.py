@@ -1,4 +1,4 @@
-"""What was counted of requests and batches, for metrics and reports. The Batcher counts what the tuner learns from."""
+"""Counts of requests and batches, for metrics and reports. The Batcher has the tuner's counters."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_FRAGMENT_NAMES = 32
-"""Header names that are counted apart; callers make names up."""
+"""Most header names counted separately; callers can invent names."""
 
 
 class RequestCounts:
-    """Counts of one sidecar, by model where nothing else is said."""
+    """Counts of one sidecar, by model unless noted otherwise."""
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str, int], int] = {}
@@ -22,19 +22,19 @@ class RequestCounts:
         self.duration_seconds: dict[str, float] = {}
         """Seconds from arrival to successful answers, summed up."""
         self.batch_sizes: dict[tuple[str, int], int] = {}
-        """Batches sent, by model and the power of two that their rows round up to: callers choose how many rows."""
+        """Batches sent, by model and their rows rounded up to a power of two, since callers choose the rows."""
         self.batch_rows: dict[str, int] = {}
         """Rows of the batches sent."""
         self.alone: dict[tuple[str, str], int] = {}
         """Requests that may not be merged, by model and reason."""
         self.why: dict[tuple[str, str], str] = {}
-        """What was the matter with the last of them, where the reason doesn't say it all."""
+        """Details on the last of them, if the reason leaves something open."""
         self.unpadded: dict[tuple[str, str], int] = {}
-        """Requests of models with a sequence axis that only share batches with those of their length, likewise."""
+        """Requests of models with a sequence axis that only share batches with those of their length; same keys."""
         self.tokens: dict[str, tuple[int, int]] = {}
-        """Of models with a sequence axis: rows sent times their own length, and what padding added to that."""
+        """For models with a sequence axis: tokens sent (rows times their own length), and tokens added by padding."""
         self.fragments: dict[str, int] = {}
-        """How often two requests in a row could not be batched together for a header, by its name."""
+        """How often two consecutive requests could not be batched because of a header, by its name."""
 
     def answered(self, model: str, protocol: str, status: int) -> None:
         """Count an answer."""
@@ -52,7 +52,7 @@ class RequestCounts:
         self.batch_rows[model] = self.batch_rows.get(model, 0) + rows
 
     def not_merged(self, model: str, reason: str, why: str) -> int:
-        """Count a request that may not be merged; return how many there were for this reason."""
+        """Count a request that may not be merged; return the count for this reason."""
         key = (model, reason)
         count = self.alone[key] = self.alone.get(key, 0) + 1
         if why:

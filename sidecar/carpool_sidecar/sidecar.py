@@ -1,4 +1,4 @@
-"""The sidecar put together: what a configuration makes of it, how it starts, and how it ends with nothing lost."""
+"""The assembled sidecar: how it is built from a configuration, starts, and ends without losing requests."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from carpool_sidecar.models import Entry
 
 DELAYED = (LATE, Refused.LATE, Refused.QUEUE_FULL, Refused.EXPIRED)
-"""Reasons for a missed SLO that other requests on the device may be to blame for."""
+"""Reasons for a missed SLO that other requests on the device may cause."""
 
 OUTLIVED = 2.0
-"""Seconds behind a drain after which a model that still answers is taken to go on: two looks at it."""
+"""Seconds after a drain from which a model that still answers counts as staying: two health checks."""
 
 
 class Sidecar:
@@ -67,10 +67,10 @@ class Sidecar:
         listen: str | None = None,
         admin: str | None = None,
     ) -> None:
-        """Put together what ``config`` says; ``path`` is the file it came from, to be watched.
+        """Build the parts from ``config``; ``path``: its file, to be watched.
 
-        ``listen`` and ``admin`` (host:port) stand in for the file's. Raises ``PolicyError`` naming the field of which
-        nothing can be made here.
+        ``listen`` and ``admin`` (host:port) replace the file's. Raises ``PolicyError`` naming a field that can't be
+        used here.
         """
         self.config = config
         self._started_with = config
@@ -92,7 +92,7 @@ class Sidecar:
             undecided=config.undecided,
         )
         self.models = ModelTable(config.policy.models, self._forget)
-        # What callers send and the upstream answers is held in one budget, and read in the same turns.
+        # Callers' requests and the upstream's answers share one memory budget, and the same read turns.
         budget = Budget(int(config.bodies.max_buffered))
         turns = Turns(ServerLimits().turn, monotonic)
         shares = share(
@@ -117,7 +117,7 @@ class Sidecar:
             log=self.log,
         )
         self._readers = 0
-        """Times that the rules changed by which headers tell what may share a batch."""
+        """How often the rules changed for which headers may differ in a batch."""
         self._read(config)
         self.control = Control(self.driver, config, self.stalls, monotonic, self.log)
         self.file = ConfigFile(path, config, self._configured, self.log) if path is not None else None
@@ -162,18 +162,18 @@ class Sidecar:
         self._tasks: list[asyncio.Task[None]] = []
         self._drained: asyncio.Task[None] | None = None
         self.outlived = asyncio.Event()
-        """A drain is over, and the model goes on: it needs a sidecar that serves."""
+        """Set when a drain is over and the model still runs: it then needs a sidecar that serves."""
         self._change: Change | None = None
         self._cap()
 
     async def start(self) -> None:
-        """Listen, then look after the model in the background: a sidecar listens before its model does.
+        """Listen, then check the model in the background: a sidecar listens before its model does.
 
-        Raises ``OSError`` naming the field whose address can't be had.
+        Raises ``OSError`` naming the field whose address is not available.
         """
         self.stalls.start()
         if self.changes is not None:
-            # Before anybody comes: a new pod begins with what its older siblings run.
+            # Before the first request: a new pod begins with the parameters of the older ones.
             self.changes.look()
         await _listen(self.data, "listen", self._listen, self._backlog)
         await _listen(self.admin, "admin", self._admin, ADMIN_CONNECTIONS)
@@ -213,7 +213,7 @@ class Sidecar:
 
     @property
     def running(self) -> int:
-        """The oldest version of which something is in force: older than ``generation`` after a roll-back."""
+        """The oldest version still partly in force: older than ``generation`` after a roll-back."""
         return self.generation if self._change is None else self.control.guard.running
 
     @property
@@ -222,13 +222,13 @@ class Sidecar:
         return self.health.ready and not self.draining
 
     async def drain(self) -> None:
-        """Be unready, go on accepting while load balancers catch up, then finish what is here; once, if asked twice."""
+        """Report unready, accept requests while load balancers catch up, then finish; later calls wait too."""
         if self._drained is None:
             self._drained = asyncio.get_running_loop().create_task(self._drain())
         await asyncio.shield(self._drained)
 
     async def close(self) -> None:
-        """End everything; whoever still waits is cut off."""
+        """End everything; requests that still wait are cut off."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -246,7 +246,7 @@ class Sidecar:
             self.engine.close()
 
     async def _drain(self) -> None:
-        # 1. No new callers are sent here, and those who come are told to go elsewhere for their next request.
+        # 1. No new callers are sent here, and connections close after their answer.
         self.draining = True
         if self.jobs is not None:
             self.jobs.drain()
@@ -258,21 +258,21 @@ class Sidecar:
         try:
             async with asyncio.timeout(shutdown.limit):
                 await asyncio.sleep(shutdown.lame)
-                # 2. Who is in gets an answer; nobody is held for company any more.
+                # 2. Accepted requests get an answer; none is held for others any more.
                 self.data.stop_accepting()
                 self.driver.do(self.batcher.drain(monotonic()))
                 self.data.close_idle()
                 await self.data.wait_idle()
         except TimeoutError:
             self.log.warning("the drain took too long", extra={"unanswered": self.data.busy})
-        # 3. Whoever finds a way in from here on is refused.
+        # 3. Any further request is refused.
         self.batcher.close()
         self.log.info("drained")
         self._spawn(self._outlive())
 
     async def _outlive(self) -> None:
-        # The kubelet calls a preStop hook also before it restarts one container whose liveness probe fails. Of a pod
-        # that ends the model may answer for a while, too; nothing is left here that could be lost by leaving early.
+        # The kubelet also calls a preStop hook before it restarts one container whose liveness probe fails. When a pod
+        # ends, the model may also answer for a while; then no request is left that could be lost by ending early.
         await asyncio.sleep(OUTLIVED)
         while not self.health.ready:  # noqa: ASYNC110 - which is looked at as often
             await asyncio.sleep(INTERVAL)
@@ -288,7 +288,7 @@ class Sidecar:
             self.log.error("a background task ended", exc_info=error)
 
     def _configured(self, config: SidecarConfig) -> None:
-        """Take another version of the file: what came from outside is over."""
+        """Apply another version of the file, which replaces changes from outside."""
         self._started_with = config
         self._change = None
         if self.changes is not None:
@@ -297,7 +297,7 @@ class Sidecar:
         self._use(config)
 
     def _changed_from_outside(self, change: Change) -> None:
-        """Take a change; from now on nothing is tuned here."""
+        """Apply a change; from now on nothing is tuned here."""
         self._change = change
         self.log.info("parameters from outside", extra={"generation": change.generation})
         policy = change.policy or self._started_with.policy
@@ -330,7 +330,7 @@ class Sidecar:
         )
 
     def _seen(self) -> Seen:
-        """Return what jobs go by: how busy the device was, and whether interactive requests and streams met the SLO."""
+        """Return the input for jobs: device busy time, and whether interactive requests and streams met the SLO."""
         counters = [state.counters for state in self.batcher.models()]
         missed = sum(one.misses.get(reason, 0) for one in counters for reason in DELAYED)
         streams_met, streams_missed = self.streams.models.judged()
@@ -338,7 +338,7 @@ class Sidecar:
         return Seen(self.batcher.busy(monotonic()), met, missed + streams_missed)
 
     def _read(self, config: SidecarConfig) -> None:
-        """Have requests read by this configuration's rules."""
+        """Read requests by this configuration's rules."""
         prepare(config.limits)
         self.driver.limits = config.limits
         if self.driver.reader.across != {name.encode() for name in config.policy.batch_across}:
@@ -384,7 +384,7 @@ async def _listen(server: Server, name: str, address: tuple[str, int], backlog: 
     try:
         await server.listen(*address, backlog=backlog)
     except OSError as error:
-        # Of the loop's sentence around it only the system's own words are kept.
+        # Only the system's own words are kept of the loop's message.
         why = str(error.strerror).rpartition(": ")[2]
         host, port = address
         raise OSError(f"{name}: {host}:{port}: {why}: name another address, in the file or with --{name}") from error

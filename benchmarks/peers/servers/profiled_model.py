@@ -25,7 +25,7 @@ VARIABLE = "CARPOOL_PEER"
 
 
 class ServiceTime:
-    """t(b) of a profile: straight lines between the sizes given, the outer ones drawn on; seconds."""
+    """Batch latency of a profile, seconds: straight lines between the given sizes, the outer ones extended."""
 
     def __init__(self, profile: dict[str, Any]) -> None:
         if profile.get("executors", 1) != 1:

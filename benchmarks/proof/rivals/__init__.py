@@ -1,4 +1,4 @@
-"""The rules people use, each from its published or source algorithm, with whatever is in its favour."""
+"""Rules in common use, each from its published or source algorithm, with the choices that favour it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AIMD on the batch size: a row more while the SLO is kept, a share less when it is missed."""
+"""AIMD on the batch size: a row more while the SLO is met, a share less when it is missed."""
 
 from __future__ import annotations
 

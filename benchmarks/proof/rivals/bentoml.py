@@ -1,4 +1,4 @@
-"""BentoML's CORK dispatcher: a line through the last batches says when waiting for one more request pays."""
+"""BentoML's CORK dispatcher: a line through the last batches decides whether to wait for one more request."""
 
 from __future__ import annotations
 

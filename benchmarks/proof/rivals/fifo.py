@@ -1,4 +1,4 @@
-"""First come, first served: all of a dispatcher but its decision, for rivals that have a dispatch rule of their own.
+"""First come, first served: a dispatcher without its decision, for rivals with their own dispatch rule.
 
 What a server would do about failed batches is no part of any rival's rule: they are all given Carpool's, halving and
 the lowered ceiling included. Requests are cut where a batch is full.

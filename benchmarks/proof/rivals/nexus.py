@@ -1,4 +1,4 @@
-"""Nexus: a batch for the rate, gathered for a duty cycle, and who can't make it in a full batch is dropped early."""
+"""Nexus: a batch for the rate, collected for a duty cycle; requests that would be late in a full batch are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searching online: configurations are tried on the live traffic, one window each, and the best is kept."""
+"""Online search: configurations are tested on live traffic, one window each, and the best is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that choose a setting of Carpool's Batcher once and keep it, and what all rivals are given in their favour.
+"""Rules that choose a setting of Carpool's Batcher once and keep it, and the advantages that all rivals get.
 
 Every rival knows the true t(b), which its users would have to measure. Those without a dispatch rule of their own run
 on Carpool's Batcher, with that t(b) for its estimate: it then never holds a request for so long that the wait alone

@@ -1,1 +1,1 @@
-"""The Batcher: queues, which requests share a batch, when it starts, and what becomes of one that fails."""
+"""The Batcher: queues, which requests share a batch, when it starts, and what happens when it fails."""

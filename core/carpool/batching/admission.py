@@ -1,4 +1,4 @@
-"""Admission: which requests are refused, since there is no room for them or since they would be late."""
+"""Admission: which requests are refused because the queue is full or because they would be late."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AdmissionControl:
         self._slots = slots
 
     def reason(self, queue: Queue, request: Request, now: float) -> Refused | None:
-        """Say why a request is refused; ``None``: it is not."""
+        """Return why a request is refused; ``None``: it is admitted."""
         if self.closed:
             return Refused.DRAINING
         if request.deadline <= now:
@@ -72,7 +72,7 @@ class AdmissionControl:
         actions.append(Refusal(request, reason, self._drain_time(now)))
 
     def make_room(self, queue: Queue, request: Request, now: float, actions: list[Action]) -> Refused | None:
-        """Refuse a flood's latest requests in favor of another key's; say why that one is refused even so."""
+        """Refuse a flood's latest requests to admit one of another key; return why that one is refused even so."""
         reason: Refused | None = Refused.QUEUE_FULL
         for _ in range(request.rows):
             if reason is not Refused.QUEUE_FULL or not self._displace(queue, request, now, actions):
@@ -139,7 +139,7 @@ class AdmissionControl:
         return ahead
 
     def _drain_time(self, now: float) -> float:
-        """Forecast how long what waits and what is under way will take; a second where that is unknown."""
+        """Forecast the seconds until all waiting and running requests are served; 1 where that is unknown."""
         total, servers = 0.0, 1
         for queue in self._queues.by_key.values():
             estimate = queue.estimate

@@ -1,4 +1,4 @@
-"""How many rows a batch of a model may have: what its owner says, and what failures for size show (HTTP 413)."""
+"""How many rows a batch of a model may have: the configured limit, and the one that HTTP 413 answers show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BatchLimits:
 
     def __init__(self) -> None:
         self.max_rows: int | None = None
-        """The model's own."""
+        """The model's own limit."""
         self.again_rows = 0
         """Rows that were served again in search of a size that fits."""
         self.served_rows = 0
@@ -36,16 +36,16 @@ class BatchLimits:
         """Rows of the largest batch that succeeded, since one as large failed for its size."""
 
     def may_serve_again(self, rows: int) -> bool:
-        """Whether the budget for finding a size that fits covers ``rows`` more; takes them from it when it does."""
+        """Whether the budget for finding a size that fits covers ``rows`` more; if so, they are taken from it."""
         if self.again_rows + rows > EXTRA_ROWS + EXTRA_SHARE * self.served_rows:
             return False
         self.again_rows += rows
         return True
 
     def too_large(self, rows: int, *, works: int) -> None:
-        """Learn that ``rows`` at once is too much, while ``works`` is not.
+        """Learn that ``rows`` in one batch are too many, and that ``works`` rows are not.
 
-        What was served before works too, until as much fails: halves of the first to fail may be half of what fits.
+        Sizes served before also work until one of them fails: half of a failed batch may be half of what fits.
         """
         if rows <= self._largest_served:
             self._largest_served = works

@@ -1,8 +1,8 @@
 """Which share of a model's requests can share a batch with another one.
 
-Only requests with equal keys are batched. A hundred callers with an `Authorization` header of their own have a hundred
+Only requests with equal keys are batched. A hundred callers, each with its own `Authorization` header, have a hundred
 keys: holding their requests costs latency and saves nothing. So the share is observed, by one comparison per arrival.
-The Batcher holds nothing where it is too small, and the tuner forecasts with it (``learning.batchable_share``).
+Where it is too small, the Batcher holds no requests; the tuner forecasts with it (``learning.batchable_share``).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ ARRIVALS = 32
 """Arrivals over which the share of matches is averaged, exponentially."""
 
 SECONDS, WAITS = 1.0, 3.0
-"""Seconds over which the rate of matches is averaged, or as many waits where that is longer: one match by chance then
-promises a third of a request, which is not enough to hold for."""
+"""The rate of matches is averaged over so many seconds, or so many waits where that is longer: one match by chance
+then predicts a third of a request, which is not enough to hold for."""
 
 LIKELY = math.log(2.0)
 """Matching requests expected within the wait from which holding is worth it: with 0.69 of a Poisson process one comes
 in every second wait."""
 
 MOSTLY = 0.9
-"""Batchable share from which keys play no part: how many come within a wait is then for the tuner to weigh."""
+"""Batchable share from which keys are ignored: the tuner then decides whether enough requests come within a wait."""
 
 CERTAIN = 0.999
 """Share from which arrivals of the only key in sight are not compared any more: the usual case costs nothing."""
@@ -49,12 +49,12 @@ class BatchableShare:
 
     def __init__(self) -> None:
         self._recent: dict[int, _RecentKeys] = {}
-        """By length bucket: texts of another length are no other caller."""
+        """By length bucket: another text length does not mean another caller."""
         self._rate = 0.0
         """Matches per second."""
         self._at = 0.0
         self.share = 1.0
-        """Of the last ``ARRIVALS`` or so; 1 until arrivals say otherwise."""
+        """Share over about the last ``ARRIVALS``; 1 until arrivals show a lower one."""
 
     def arrived(self, key: Hashable | None, bucket: int, now: float, wait: float) -> bool:
         """Note an arrival; return whether it could share a batch. ``key`` ``None``: it may not be batched.
@@ -83,12 +83,12 @@ class BatchableShare:
         return matches
 
     def worth_holding(self, wait: float) -> bool:
-        """Whether a request that is held for so many seconds probably meets another that it can be batched with."""
+        """Whether a request held for ``wait`` seconds can probably be batched with another one."""
         return self.share >= MOSTLY or self._rate * wait >= LIKELY
 
 
 class _RecentKeys:
-    """The keys of the last arrivals, as hashes: what callers send is not kept."""
+    """Hashes of the keys of the last arrivals: what callers send is not kept."""
 
     __slots__ = ("_at", "_keys", "only")
 
@@ -96,7 +96,7 @@ class _RecentKeys:
         self._keys: list[int | None] = []
         self._at = 0
         self.only: int | None = None
-        """What all of them are, while every arrival of the model matches."""
+        """The one key of all of them, while every arrival of the model matches."""
 
     def matches(self, key: int | None) -> bool:
         """Compare a key with one before it, and remember it."""

@@ -86,7 +86,7 @@ class Batcher:
         queue.add(request)
         calls.deadline = min(calls.deadline, request.deadline)
         if state.load.taken < state.slots:
-            # Slots are free, so what waited is held, until then; only this queue has changed.
+            # Slots are free, so the requests that wait are held until then; only this queue has changed.
             state.counters.excess_until = 0.0  # nothing is behind a cold batch any more
             due = self._queues.due_at(queue)
             if due <= now or self._hold_until <= now:
@@ -105,9 +105,9 @@ class Batcher:
         return actions
 
     def complete(self, batch: Batch, now: float, *, fault: Fault | None = None, stalled: bool = False) -> list[Action]:
-        """Take a batch's outcome; the slot goes to what is left of a failed batch, then to what waits.
+        """Take a batch's outcome; the slot goes to the rest of a failed batch, then to waiting requests.
 
-        ``stalled``: this host paused meanwhile, so the service time is no sample of the upstream's.
+        ``stalled``: this host paused meanwhile, so the service time is not counted.
         """
         actions: list[Action] = []
         if batch.aborted:
@@ -134,7 +134,7 @@ class Batcher:
     def configure(
         self, parameters: Parameters, now: float, *, model: str | None = None, undecided: int = 0
     ) -> list[Action]:
-        """Replace one model's parameters, or everybody's; ``undecided``: first calls go on, so many at once at most."""
+        """Replace the parameters of one model or of all; ``undecided``: first calls go on, at most so many at once."""
         if model is None:
             self._default = parameters
         for state in list(self._models.values()) if model is None else [self.model(model)]:
@@ -148,7 +148,7 @@ class Batcher:
         return self.poll(now)
 
     def learn(self, model: str, estimate: Estimate | None, now: float, *, shed_slo: bool = False) -> list[Action]:
-        """Install what is believed of a model's service time (``None``: nothing).
+        """Plan with an estimate of a model's service time (``None``: unknown).
 
         ``shed_slo``: whether being late for the SLO refuses a request, or only being late for its deadline.
         """
@@ -167,20 +167,20 @@ class Batcher:
         return self.poll(now)
 
     def drain(self, now: float) -> list[Action]:
-        """Hold nothing any more: the process is about to end."""
+        """Stop holding requests: the process is about to end."""
         self._queues.draining = True
         return self.poll(now)
 
     def close(self) -> None:
-        """Refuse what arrives from here on."""
+        """Refuse every later arrival."""
         self._admission.closed = True
 
     def admit(self, admission: Admission) -> None:
-        """Replace the queues' bounds; what already waits stays."""
+        """Replace the queues' bounds; requests that already wait stay."""
         self._admission.bounds = admission
 
     def forget(self, model: str) -> None:
-        """Drop a model's state, counters and all, unless something of it waits or is under way."""
+        """Drop a model's state, with its counters, unless it has waiting requests or calls under way."""
         state = self._models.get(model)
         if state is not None and not state.load.requests and all(each.state is not state for each in self._slots.all()):
             del self._models[model]
@@ -207,7 +207,7 @@ class Batcher:
         return Stats(now, self._slots.busy(now), models, self.queued_rows)
 
     def busy(self, now: float) -> float:
-        """Return the seconds for which the device was busy so far."""
+        """Return for how many seconds the device has been busy."""
         return self._slots.busy(now)
 
     @property
@@ -227,18 +227,18 @@ class Batcher:
 
     @property
     def slots(self) -> int:
-        """Batches that may be with the upstream at once, of all models together."""
+        """Batches of all models that may be with the upstream at once."""
         return sum(state.slots for state in self._models.values()) or self._default.max_in_flight
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing is under way that somebody waits for."""
+        """Whether no request waits and no caller waits for a call under way."""
         return not self._queues.by_key and all(batch.aborted and not batch.rest for batch in self._slots.all())
 
     # ------------------------------------------------------------------------------------------------- batches
 
     def _start(self, now: float, actions: list[Action]) -> None:
-        """Compose and dispatch while a model has a slot free and something due, the most urgent first."""
+        """Compose and dispatch batches while a model has a free slot and a queue that is due, the most urgent first."""
         if self._calls.deadline <= now:
             self._calls.expire(now, actions)
         if self._slots.overdue_at <= now:

@@ -1,4 +1,4 @@
-"""What a batch's slot serves next when the batch has failed: which requests fail, and which are sent again."""
+"""After a batch has failed: which of its requests fail, and which are sent again in the same slot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from carpool.batching.requests import Batch, Fault, FaultKind, Halves, Request, 
 
 
 class Verdict(NamedTuple):
-    """What becomes of a failed batch's requests: each is in a part that is sent again, or has failed."""
+    """The outcome for a failed batch's requests: each is in a part that is sent again, or has failed."""
 
     parts: list[Batch]
     """To be served in the same slot, first to last."""
@@ -20,10 +20,10 @@ class Verdict(NamedTuple):
 
 
 def judge(batch: Batch, fault: Fault, *, retry_transport: bool, idempotent: bool = True) -> Verdict:
-    """Decide about the requests that still wait, and note what the fault says of the model.
+    """Decide about the requests that still wait, and learn from the fault about the model.
 
-    An innocent request never fails for another one: it is sent again, in a smaller batch or alone. What that costs is
-    bounded by the batch size of its key, which ``RetryBudget`` lowers. ``idempotent``: whether requests may be sent
+    An innocent request never fails for another one: it is sent again, in a smaller batch or alone. The batch size of
+    its key bounds the cost; ``RetryBudget`` lowers that size. ``idempotent``: whether requests may be sent
     again.
     """
     state = batch.state
@@ -42,13 +42,13 @@ def judge(batch: Batch, fault: Fault, *, retry_transport: bool, idempotent: bool
         # A server that answers 413 has computed nothing: halves may be sent whatever the policy says.
         halves = None if state.isolation.quarantined else _halve_rows(slices)
         if halves is not None:
-            # One row can be too large by itself, and must not cost the others their batches: the ceiling waits for
-            # both halves to succeed. When searching has become too expensive, the smaller batch is the safe guess.
+            # A single row can be too large, and must not make the others' batches smaller: the ceiling is lowered once
+            # both halves succeed. When searching has become too expensive, the smaller batch is the safe guess.
             if not state.limits.may_serve_again(rows):
                 state.limits.too_large(rows, works=rows - rows // 2)
             state.counters.bisections += 1
             return Verdict(_halves(batch, halves, complete=complete), [])
-        if several:  # what made it too large has left
+        if several:  # the rows that made it too large have left
             return Verdict([_part(batch, [each]) for each in slices], [])
         if not batch.whole:  # a row of a request that was cut: whole, its answer need not be read
             return Verdict([], [], restarted=everybody)
@@ -69,9 +69,9 @@ def judge(batch: Batch, fault: Fault, *, retry_transport: bool, idempotent: bool
 
 
 def next_part(rest: list[Batch]) -> Batch | None:
-    """Take the next part that somebody waits for, cut to what may be sent now; ``None``: nothing is left.
+    """Take the next part that a caller waits for, cut to the present limits; ``None``: nothing is left.
 
-    Requests leave, caps shrink and models are quarantined while a part waits for its slot.
+    While a part waits for its slot, requests leave, caps shrink and models are quarantined.
     """
     while rest:
         part = rest.pop(0)
@@ -103,7 +103,7 @@ def _part(batch: Batch, slices: list[Slice]) -> Batch:
 
 
 def _halves(batch: Batch, halves: tuple[list[Slice], list[Slice]], *, complete: bool) -> list[Batch]:
-    """Make parts of two halves; they prove a size fault only where no request has left the batch."""
+    """Make two halves into parts; they prove a size fault only if no request has left the batch."""
     parts = [_part(batch, half) for half in halves]
     if complete:
         both = Halves(batch.rows, max(part.rows for part in parts))
@@ -113,7 +113,7 @@ def _halves(batch: Batch, halves: tuple[list[Slice], list[Slice]], *, complete: 
 
 
 def _halve_rows(slices: list[Slice]) -> tuple[list[Slice], list[Slice]] | None:
-    """Split slices into halves by rows, through a mergeable request if need be; ``None``: a single row, or whole."""
+    """Split slices into halves by rows, also within a mergeable request; ``None``: a single row, or not divisible."""
     total = _rows(slices)
     if total < 2 or not slices[0][0].mergeable:
         return None

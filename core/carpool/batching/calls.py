@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from carpool.batching.slots import Slots
 
 WRONG_ROWS = Fault(FaultKind.ROWS)
-"""The fault of an answer to several requests that came after the model was known not to answer by rows."""
+"""The fault of an answer to several requests, when the model is known by then not to answer by rows."""
 
 UNFORESEEN = 0.001
-"""Seconds between a batch's end and its forecast from which those behind it are forecast anew."""
+"""If a batch ends so many seconds off its forecast, the batches behind it are forecast again."""
 
 _GONE = Request(key=None, arrived=0.0, due=0.0)
 """Stands in a batch for a request that is served again elsewhere."""
@@ -29,7 +29,7 @@ _GONE.ended = True
 
 
 class Calls:
-    """Starts calls, takes their outcomes, continues those that failed, and gives up those that nobody waits for."""
+    """Starts calls, takes their outcomes, continues those that failed, and aborts those that no caller waits for."""
 
     __slots__ = ("_queues", "_retry_transport", "_slots", "deadline")
 
@@ -38,7 +38,7 @@ class Calls:
         self._slots = slots
         self._retry_transport = retry_transport
         self.deadline = inf
-        """No deadline of a live request is earlier."""
+        """A lower bound of the deadlines of all live requests."""
 
     def send(self, batch: Batch, start: float, now: float, actions: list[Action]) -> None:
         """Hand a batch to the upstream, which begins it at ``start``."""
@@ -49,9 +49,9 @@ class Calls:
     def ended(
         self, batch: Batch, fault: Fault | None, now: float, actions: list[Action], *, stalled: bool, idempotent: bool
     ) -> float:
-        """Take a call's outcome; return by how many seconds it exceeded its forecast for being the first of its size.
+        """Take a call's outcome; return the seconds over its forecast if it was the first of its size.
 
-        Its slot is free then, for what is left of the batch.
+        Its slot is then free for the rest of the batch.
         """
         excess = 0.0
         self._slots.end(batch, now)
@@ -101,7 +101,7 @@ class Calls:
             self.depart(verdict.failed, now, actions)
 
     def resume(self, batch: Batch, now: float, actions: list[Action]) -> None:
-        """Give a batch's slot to what is left of it after it failed."""
+        """Give the slot of a failed batch to its remaining parts."""
         if batch.rest and self.deadline <= now:
             self._refuse_expired(_live(batch.rest), now, actions)
         part = next_part(batch.rest)
@@ -116,7 +116,7 @@ class Calls:
             self.resume(batch, now, actions)
 
     def depart(self, requests: list[Request], now: float, actions: list[Action]) -> None:
-        """End requests wherever they are; abort calls that nobody waits for, their slots taken until they would end."""
+        """End requests wherever they are; abort calls without callers, whose slots stay taken until they would end."""
         sent = False
         for request in requests:
             request.ended = True
@@ -157,7 +157,7 @@ class Calls:
         for other in (batch, *self._slots.all()):
             for part in (other, *other.rest):
                 if part is not batch:
-                    # Its place stays: how many requests a call was made for shows whose fault its failure is.
+                    # Its place stays: the number of requests in a call decides whose fault a failure is.
                     part.slices = [(_GONE, *each[1:]) if each[0] is request else each for each in part.slices]
             if other is not batch and not other.aborted and all(one.ended for one, _, _ in other.slices):
                 self._abort(other, now, actions)

@@ -1,6 +1,6 @@
-"""Additive counters: all that is learned is learned from these.
+"""Additive counters: the tuner learns from nothing else.
 
-They sum over replicas, survive scraping and restarts of their readers, and are what Prometheus carries. The hot
+They sum over replicas, survive scraping and restarts of their readers, and are exported to Prometheus. The hot
 path counts once, here; everything else reads snapshots and differences of snapshots.
 """
 
@@ -33,27 +33,27 @@ MAX_CELLS = 16_384
 not batched choose the size, and each kind is three lines of a scrape."""
 
 EXCUSED = 10.0
-"""Times what a cold batch took too long, for which lateness is put down to it at most."""
+"""A cold batch explains late requests for at most so many times the seconds by which it was late."""
 
 
 class Sample(NamedTuple):
-    """Batches of one kind: what their service times are samples of, how many, their seconds and squared seconds."""
+    """Batches of one kind: what distinguishes the kind, how many there were, their seconds and squared seconds."""
 
     bucket: int
-    """Length bucket, 0 where lengths play no part."""
+    """Length bucket, 0 where lengths do not matter."""
     rows: int
     in_flight: int
     """Batches in flight when it was dispatched, itself included."""
     executors: int
     """0: seconds from dispatch to completion. e < in_flight: seconds from when it would have begun at a server
-    concurrency of e, first come, first served. Where that is the truth, these are the batch's own, and vary little."""
+    concurrency of e, first come, first served. At the true e these are the batch's own times, which vary little."""
     batches: float
     busy: float
     busy_squared: float
 
 
 KIND = Sample._fields[:4]
-"""What distinguishes one kind of batches from another."""
+"""The fields that distinguish kinds of batches."""
 
 
 class Cell:
@@ -68,7 +68,7 @@ class Cell:
 
 
 ALL = -1
-"""Left out, as by sidecars of older versions, which do not count it: every arrival."""
+"""Default for sidecars of older versions, which do not count it: every arrival."""
 
 
 class ModelStats(MutableCamel, rename="camel"):
@@ -82,7 +82,7 @@ class ModelStats(MutableCamel, rename="camel"):
     windows: int = 0
     rows: int = 0
     dispatched: int = 0
-    """Requests handed to the upstream (a split request once)."""
+    """Requests sent to the upstream (a split request counts once)."""
     queue_seconds: float = 0.0
     served: int = 0
     """Requests answered with success: a model that refuses everything at once is not fast."""
@@ -92,9 +92,9 @@ class ModelStats(MutableCamel, rename="camel"):
     cells: "list[tuple[int, int, int, int, int, float, float]]" = []  # noqa: RUF012, UP037
     """As ``Sample``."""
     limited: int = 0
-    """Batches composed while fewer rows than ``max_batch`` were allowed: a size limit, or poisoned requests."""
+    """Batches composed while fewer than ``max_batch`` rows were allowed, by a size limit or for poisoned requests."""
     limited_rows: int = 0
-    """Sum over those batches of the rows that were allowed."""
+    """Sum of the rows that those batches were allowed."""
     cold: int = 0
     stalled: int = 0
     bisections: int = 0
@@ -110,7 +110,7 @@ class ModelStats(MutableCamel, rename="camel"):
 
     @property
     def missed(self) -> int:
-        """Requests that missed the SLO, for whatever reason but the caller's own doing."""
+        """Requests that missed the SLO, except those that the caller is responsible for."""
         return sum(count for reason, count in self.misses.items() if reason not in CALLERS)
 
     def samples(self) -> list[Sample]:
@@ -144,7 +144,7 @@ class Stats(MutableCamel, rename="camel"):
     def since(self, earlier: Stats) -> Stats:
         """Return what was counted after ``earlier``.
 
-        A counter that went backwards was reset: everything counted since the reset is what is returned then.
+        A counter that went backwards was reset: the result is then everything counted since the reset.
         """
         models = {}
         for name, now in self.models.items():
@@ -164,12 +164,12 @@ class Stats(MutableCamel, rename="camel"):
 
 LATE = "late"
 COLD = "cold"
-"""Late, or refused for it, behind a first batch of its size that took longer than forecast: no parameters' fault."""
+"""Late, or refused as late, behind a slow first batch of its size: not caused by the parameters."""
 FAILED = "failed"
 REJECTED = "rejected"
 CANCELLED = "cancelled"
 CALLERS = frozenset({REJECTED, CANCELLED})
-"""Ends that are the caller's doing: the SLO was not missed."""
+"""Outcomes that the caller caused: they are not SLO misses."""
 
 
 def combine(parts: list[ModelStats]) -> ModelStats:
@@ -243,8 +243,8 @@ class Counters:
         self.request_rows = [0] * (len(ROW_BOUNDS) + 1)
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_ARRIVALS)
         self.excess = 0.0
-        """Seconds by which first batches of their size took longer than forecast, while what waited for them is not
-        worked off; without meaning from ``excess_until`` on."""
+        """Seconds by which first batches of their size took longer than forecast, until the backlog behind them is
+        served; meaningless from ``excess_until`` on."""
         self.excess_until = 0.0
         self._window = -1
         self._window_arrivals = 0
@@ -274,8 +274,8 @@ class Counters:
             self.missed(failure)
 
     def exceeded(self, seconds: float, now: float) -> None:
-        """Note that a first batch of its size, which just ended, took so much longer than forecast."""
-        # At 90 % utilization a backlog of c seconds is worked off in 9 c more.
+        """Note that a first batch of its size has just ended, ``seconds`` later than forecast."""
+        # At 90 % utilization a backlog of c seconds is served in 9 c more.
         self.excess = seconds + (self.excess if now < self.excess_until else 0.0)
         self.excess_until = now + EXCUSED * self.excess
 
@@ -284,11 +284,11 @@ class Counters:
         self.misses[reason] = self.misses.get(reason, 0) + 1
 
     def refused(self, reason: str, now: float) -> None:
-        """Count a refusal; that a request would be late behind a cold batch is no fault of the parameters."""
+        """Count a refusal; the parameters are not to blame when a request would be late behind a cold batch."""
         self.missed(COLD if reason == Refused.LATE and now < self.excess_until else reason)
 
     def sample(self, key: tuple[int, int, int, int], seconds: float) -> None:
-        """Count a batch's service, ``key`` as ``KIND``; where there are ``MAX_CELLS``, no new kind is begun."""
+        """Count a batch's service time, ``key`` as ``KIND``; beyond ``MAX_CELLS`` kinds, no new one is counted."""
         cell = self.cells.get(key)
         if cell is None:
             if len(self.cells) >= MAX_CELLS:
@@ -299,7 +299,7 @@ class Counters:
         cell.busy_squared += seconds * seconds
 
     def snapshot(self, now: float) -> ModelStats:
-        """Copy the counters; the window that is under way is not in the squares yet."""
+        """Copy the counters; the squares do not include the unfinished window."""
         window = int(now / WINDOW)
         if window != self._window:
             self._close_window(window)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from carpool.batching.requests import Batch, Estimate
 
 SLOW = 3.0
-"""Times what a batch seldom exceeds, from which a first one is slow for being the first."""
+"""A first batch is slow if it takes so many times the upper time of its size."""
 
 
 class FirstBatches:
@@ -24,7 +24,7 @@ class FirstBatches:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all: the server was replaced."""
+        """Forget everything: the server was replaced."""
         self.seen: set[tuple[int, int]] = set()
         """(bucket, rows)."""
         self._judged = 0
@@ -40,11 +40,11 @@ class FirstBatches:
             batch.cold = True
 
     def ended(self, batch: Batch, estimate: Estimate | None, now: float) -> float:
-        """Learn how long a cold batch took; return seconds beyond its forecast, 0 where it was not ``SLOW``."""
+        """Learn how long a cold batch took; return the seconds over its forecast, 0 if it was not ``SLOW``."""
         if estimate is None:
             return 0.0
         estimate = estimate.of(batch.bucket)
-        # One that began before anything was measured is judged by what has been since.
+        # A batch that began before anything was measured is judged by what was measured since.
         finish = batch.finish if batch.finish < inf else batch.dispatched + time_of(estimate.times, batch.rows)
         slow = now - finish > (SLOW - 1) * time_of(estimate.upper, batch.rows)
         self._judged += 1
@@ -57,10 +57,10 @@ class FirstBatches:
         return self._slow > 1 and 2 * self._slow > self._judged
 
     def known_size(self, bucket: int, rows: int) -> int:
-        """Return the most rows, up to ``rows``, that were served before or are worth a first batch, in half octaves.
+        """Return the largest size up to ``rows`` that was served before or is in the series 1, 2, 3, 4, 6, 8, 12, ...
 
-        1, 2, 3, 4, 6, 8, 12, ...: a dozen first batches up to 64 rows instead of 64. At most a third of a batch waits
-        for the next one, and that third has waited least.
+        The series is half octaves: a dozen first batches up to 64 rows instead of 64. At most a third of a batch then
+        waits for the next one, and that third has waited least.
         """
         octave = 1 << (rows.bit_length() - 1)
         step = octave + octave // 2 if rows >= octave + octave // 2 else octave

@@ -1,8 +1,8 @@
-"""How many calls an unknown server gets at once: more while answers take no longer for it.
+"""How many calls an unknown server gets at once: more as long as answers take no longer.
 
-One that computes a single batch at a time would be slowed by more, and one with sixteen workers by fewer. Nothing is
-merged until it shows which it is: workers that compute the rows of a batch one after another would take 32 times as
-long. Twice as many at a time, as TCP begins (slow start, RFC 5681).
+More calls slow down a server that computes one batch at a time; fewer slow down one with sixteen workers. Nothing is
+merged until measurements show which it is: workers that compute the rows of a batch one after another would take 32
+times as long. The number doubles each time, as in TCP's slow start (RFC 5681).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from math import inf
 
 ENOUGH = 4
-"""Answers that show what so many calls at once take; half of them what fewer did."""
+"""Answers per call at once that show the latency at a number of calls; half as many show that at fewer."""
 
 LONGER = 1.5
-"""Times what fewer at once took, from which calls wait for one another."""
+"""If answers take so many times as long as with fewer calls at once, calls wait for one another."""
 
 
 class FirstCalls:
-    """The answers of a model for which nobody has decided on parameters."""
+    """The answers of a model whose parameters are not decided yet."""
 
     __slots__ = ("_answers", "allowed", "merges", "most")
 
@@ -25,13 +25,13 @@ class FirstCalls:
         self.allowed = 1
         """Calls at once; ``most`` in the end."""
         self.merges = False
-        """Whether more at once took longer, so that requests are to share batches."""
+        """Whether more calls at once took longer, so that requests should share batches."""
         self.most = most
         self._answers: dict[int, tuple[int, float]] = {}
-        """By calls at once (1, 2, 4, ...): answers, and seconds in sum."""
+        """By calls at once (1, 2, 4, ...): number of answers, and the sum of their seconds."""
 
     def answered(self, in_flight: int, seconds: float) -> None:
-        """Take an answer that met so many calls, itself included, when it was sent."""
+        """Count an answer; ``in_flight``: calls under way when its call was sent, itself included."""
         calls = 1 << (in_flight - 1).bit_length()
         count, total = self._answers.get(calls, (0, 0.0))
         self._answers[calls] = count, total = count + 1, total + seconds

@@ -1,6 +1,6 @@
-"""Requests that fail the batches they are in: how small batches become meanwhile, and which callers are kept apart.
+"""Requests that make their batch fail: how small batches become meanwhile, and which callers are kept apart.
 
-An innocent request never fails for another one (``bisection``); here is what bounds the price of that.
+An innocent request never fails for another one (``bisection``); this file bounds the cost of that.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ EXTRA_ROWS = 64
 """Rows that may be served again in search of a culprit before the share below counts."""
 
 EXTRA_SHARE = 0.20
-"""Rows that may be served again for each that succeeds. Measured with four shares of poison on two devices: 0.1 carries
-up to a fifth less, 0.5 up to a tenth."""
+"""Rows that may be served again for each that succeeds. Measured with four shares of failing requests on two devices:
+0.1 carries up to a fifth less load, 0.5 up to a tenth less."""
 
 MAX_ISOLATED = 64
-"""Batch keys of a model that are watched at a time; callers make keys up."""
+"""Batch keys of a model that are watched at a time; callers can invent keys."""
 
 FIRST_SPAN, LONGEST_SPAN = 8, 1024
 """Good answers that a caller needs before its requests are batched again: after its first failure, and at most."""
@@ -28,7 +28,7 @@ MAX_SUSPECTS = 256
 
 
 class Isolation:
-    """What of one model is not batched, or in smaller batches, since requests failed the batches they were in."""
+    """Which requests of one model are not batched, or in smaller batches, because some made their batch fail."""
 
     __slots__ = ("keys", "quarantined", "suspects")
 
@@ -40,13 +40,13 @@ class Isolation:
         self.suspects = Suspects()
 
     def keeps_apart(self, caller: Hashable, rows: int, cap: int) -> str:
-        """Say why a request is batched with no others; ``""``: it may be. One of over ``cap`` rows is cut anyway."""
+        """Return why a request may not be batched; ``""``: it may. A request of over ``cap`` rows is cut anyway."""
         if self.quarantined:
             return "quarantined"
         return "failing-caller" if caller in self.suspects.left and rows <= cap else ""
 
     def failed(self, key: Hashable, rows: int) -> bool:
-        """Note that a batch of ``rows`` failed for one of its requests; return whether to search for it by halves."""
+        """Note that one request made a batch of ``rows`` fail; return whether to search for it by halves."""
         budget = self.keys.pop(key, None) or RetryBudget()
         self.keys[key] = budget
         if len(self.keys) > MAX_ISOLATED:
@@ -54,7 +54,7 @@ class Isolation:
         return budget.failed(rows)
 
     def succeeded(self, key: Hashable, rows: int, cap: int) -> None:
-        """Note that a batch succeeded, ``cap`` rows being the most that any batch may have."""
+        """Note that a batch succeeded; ``cap``: the most rows that any batch may have."""
         budget = self.keys.get(key)
         if budget is not None:
             budget.succeeded(rows)
@@ -67,7 +67,7 @@ class Isolation:
         return rows if budget is None or budget.limit is None else min(rows, budget.limit)
 
     def forget(self) -> None:
-        """Forget what was learned of the model; callers stay what they are."""
+        """Forget what was learned of the model, but not of its callers."""
         self.quarantined = False
         self.keys.clear()
 
@@ -75,9 +75,9 @@ class Isolation:
 class RetryBudget:
     """How large a batch of one key may be while some of its requests fail and are searched for.
 
-    Rows that are served again are paid from a credit: ``EXTRA_ROWS`` at most, filled by ``EXTRA_SHARE`` of the rows
-    that succeed. Where it does not cover them they are sent again all the same, each request alone, and batches become
-    half as large. They double again once the credit would pay for a search at twice the size. With one failing request
+    Rows that are served again use up a credit: ``EXTRA_ROWS`` at most, refilled by ``EXTRA_SHARE`` of the rows that
+    succeed. If it is too small, they are still sent again, each request alone, and batches become
+    half as large. They double again once the credit covers a search at twice the size. With one failing request
     in a hundred a batch of 32 fails every fourth time and costs 64 rows: batches end up at 4 to 8 rows.
     """
 
@@ -92,7 +92,7 @@ class RetryBudget:
         """Rows that a batch may have; ``None``: not limited."""
 
     def failed(self, rows: int) -> bool:
-        """Pay for ``rows`` that are served again; return whether the credit covers a search by halves."""
+        """Charge ``rows`` that are served again; return whether the credit covers a search by halves."""
         covered = self.credit >= rows
         self.credit -= rows
         self.largest = max(self.largest, rows)
@@ -101,35 +101,35 @@ class RetryBudget:
         return covered
 
     def succeeded(self, rows: int) -> None:
-        """Earn credit; try larger batches once it pays for one that fails."""
+        """Add credit; try larger batches once it covers one that fails."""
         self.credit = min(float(EXTRA_ROWS), self.credit + EXTRA_SHARE * rows)
         # Halves of a batch with one culprit take about twice its rows: 4 times the limit for one of twice the size.
         if self.limit is not None and rows >= self.limit and self.credit >= min(EXTRA_ROWS, 4 * self.limit):
             self.limit *= 2
 
     def over(self, cap: int) -> bool:
-        """Whether there is nothing left to remember, batches of ``cap`` rows being the largest there are."""
+        """Whether the budget can be dropped; ``cap``: rows of the largest batches allowed."""
         return (self.limit is None or self.limit >= cap) and self.credit >= EXTRA_ROWS
 
 
 class Suspects:
     """Callers whose requests failed by themselves: they are not batched with others for a while.
 
-    One caller in ten with nothing but bad requests would otherwise cost all others their batches. Behind a gateway all
-    requests come from one caller: of those, 8 in a hundred go alone where one in a hundred fails.
+    If one caller in ten sent only bad requests, batches of all others would otherwise fail. Behind a gateway all
+    requests come from one caller: where one in a hundred fails, 8 in a hundred are sent alone.
     """
 
     __slots__ = ("_answers", "_spans", "left")
 
     def __init__(self) -> None:
-        self._answers = True  # anybody, since a request last failed: while the model fails all, no caller is to blame
+        self._answers = True  # to any caller, since the last failure: while all requests fail, no caller is to blame
         self.left: dict[Hashable, int] = {}
         """Good answers still needed, by caller, the latest failure last."""
         self._spans: dict[Hashable, int] = {}
-        """As many as were needed after the last failure."""
+        """By caller: how many were needed after the last failure."""
 
     def failed(self, caller: Hashable) -> None:
-        """Note that a request of this caller failed alone; the second time in a row it takes twice as long."""
+        """Note that a request of this caller failed alone; a second failure in a row doubles the answers needed."""
         span = self._spans.pop(caller, 0)
         if self._answers or not span:
             span = min(2 * span or FIRST_SPAN, LONGEST_SPAN)

@@ -1,4 +1,4 @@
-"""What the Batcher knows of one model."""
+"""The Batcher's state of one model."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from carpool.policy.parameters import Parameters
 
 REFUTED = 1.5
-"""Times what a batch seldom exceeds, from which it has waited for server concurrency that was only assumed."""
+"""A batch that takes so many times its upper time has waited: the assumed server concurrency does not exist."""
 
 
 class Belief:
-    """What is believed of a model's service time, and what that is used for."""
+    """The estimate of a model's service time, and how it is used."""
 
     __slots__ = ("_refuted", "estimate", "shed_slo")
 
     def __init__(self) -> None:
         self.estimate: Estimate | None = None
         self.shed_slo = False
-        """Whether being late for the SLO refuses a request, or only being late for its deadline."""
+        """Whether requests are refused that would miss the SLO, or only those that would miss their deadline."""
         self._refuted = (0, 0)
-        """A server concurrency that was assumed in vain, and what of it was measured then."""
+        """The server concurrency that was refuted, and the measured part of it."""
 
     def learn(self, estimate: Estimate | None) -> None:
-        """Plan by an estimate from here on, less the concurrency that was refuted already."""
+        """Plan with an estimate from now on, without the concurrency that was already refuted."""
         self.estimate = estimate
         if estimate is not None and estimate.assumed:
             known = estimate.executors - estimate.assumed
@@ -45,10 +45,10 @@ class Belief:
                 self.estimate = estimate.computed(known)
 
     def check(self, batch: Batch, now: float) -> None:
-        """Assume no more server concurrency than measured where a batch that met others has waited for it.
+        """Stop assuming server concurrency beyond the measured one when a batch had to wait for another.
 
-        Sampling shows after dozens of batches whether there are four servers or one. By then every request that four
-        could have answered in time has been admitted, and been late.
+        Samples show only after dozens of batches whether there are four servers or one. By then every request that
+        four servers could have answered in time has been admitted, and was late.
         """
         estimate = self.estimate
         if estimate is None or not estimate.assumed:
@@ -66,7 +66,7 @@ class Belief:
 
 
 class Load:
-    """What of a model waits, in all its queues, and what is with the upstream."""
+    """A model's load: what waits in all its queues, and what is with the upstream."""
 
     __slots__ = ("gave_back", "overdue", "requests", "rows", "size", "taken", "tokens")
 
@@ -80,11 +80,11 @@ class Load:
         self.overdue = 0
         """Calls under way that gave their slots back, since they take far longer than forecast."""
         self.gave_back = 0
-        """Calls that ever did so."""
+        """All calls that ever gave their slots back."""
 
 
 class ModelState:
-    """One model: its parameters, what is believed of it, what went wrong with it, its slots and its counters."""
+    """One model: its parameters, estimate, faults, slots and counters."""
 
     __slots__ = (
         "batchable", "belief", "counters", "first_batches", "first_calls", "isolation", "limits", "load", "name",
@@ -107,7 +107,7 @@ class ModelState:
         self.counters = Counters()
 
     def configure(self, parameters: Parameters, undecided: int = 0) -> None:
-        """Run with parameters from here on. ``undecided``: nobody has decided on them, and first calls go on."""
+        """Use parameters from now on. ``undecided``: they are not decided yet, and first calls go on."""
         self.parameters = parameters
         if undecided and (first := self.first_calls) is not None:
             first.most, first.allowed = undecided, min(first.allowed, undecided)
@@ -117,11 +117,11 @@ class ModelState:
         self.slots = parameters.max_in_flight
         """Calls that may be with the upstream at once."""
         self.passing = parameters.pass_through
-        """Whether requests pass one by one now; a backlog ends it until the next parameters come."""
+        """Whether requests are now sent one by one; a backlog ends that until the next parameters come."""
 
     @property
     def in_force(self) -> Parameters:
-        """The parameters that batches are made by: ``parameters``, as far as the first calls leave them."""
+        """The parameters that batches are made with: ``parameters``, as limited by the first calls."""
         if self.first_calls is None:
             return self.parameters
         return replace(self.parameters, max_in_flight=self.slots, pass_through=self.passing)
@@ -143,11 +143,11 @@ class ModelState:
 
     @property
     def stuck(self) -> bool:
-        """Whether its calls are not answered, so that nothing of what waits for it reaches the upstream."""
+        """Whether its calls are not answered, so that none of its waiting requests reaches the upstream."""
         return self.load.overdue > 0 and not self.free
 
     def answered(self, in_flight: int, seconds: float) -> None:
-        """Learn from an answer how many calls there may be at once, while nobody has decided on that."""
+        """Learn from an answer how many calls there may be at once, while that is undecided."""
         if (first := self.first_calls) is not None:
             first.answered(in_flight, seconds)
             self.slots, self.passing = first.allowed, not first.merges

@@ -1,4 +1,4 @@
-"""All queues: which one a request joins, when each is due, and which one goes next."""
+"""All queues: which one a request joins, when each is due, and which one is served next."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from carpool.batching.model_state import ModelState
 
 ALONE = object()
-"""The key under which a model's requests wait that may not be batched together."""
+"""The key of requests that may not be batched together."""
 
 FLOOD = 2
-"""Full batches that wait in a queue from which it may be a flood."""
+"""A queue may be a flood if so many full batches wait in it."""
 
 MAX_KEYS = 32
-"""Keys under which requests wait for others at a time: a request of yet another key is not batched. Every arrival looks
-at all of them, and callers make keys up: a header is enough."""
+"""Most keys that have queues for batching at a time: a request with one more key is not batched. Every arrival looks
+at all of them, and callers can invent keys: a header is enough."""
 
 
 class QueueSet:
@@ -36,7 +36,7 @@ class QueueSet:
         self.ageing = ageing
         """Seconds of waiting that lift a request by one priority class."""
         self.draining = False
-        """Whether nothing is held any more."""
+        """Whether requests are no longer held."""
 
     def requests(self) -> Iterator[Request]:
         """Every request that waits."""
@@ -48,7 +48,7 @@ class QueueSet:
         return [queue for queue in self.by_key.values() if queue.state is state]
 
     def new(self, request: Request, state: ModelState, *, merge: bool) -> Queue:
-        """Return a queue for a request whose key has none; it is not in the set before it has requests."""
+        """Return a queue for a request whose key has none; it joins the set with its first request."""
         # A request larger than a batch has to be cut, whatever its key.
         if merge and (len(self.by_key) < MAX_KEYS or request.rows > state.cap):
             return Queue((request.model, request.key), state, merge=True, bucket=request.bucket)
@@ -56,7 +56,7 @@ class QueueSet:
         return self.by_key.get(key) or Queue(key, state, merge=False)
 
     def remove(self, request: Request) -> None:
-        """Take out what of a request still waits."""
+        """Remove the waiting rows of a request."""
         if request.taken < request.rows:
             for key in ((request.model, request.key), (request.model, ALONE)):
                 queue = self.by_key.get(key)
@@ -86,7 +86,7 @@ class QueueSet:
         return queue.due_at(estimate.upper)
 
     def next(self, now: float) -> tuple[Queue | None, float]:
-        """Return the most urgent queue that is due and has a slot free; without one, when the next one is due."""
+        """Return the most urgent queue that is due and has a free slot; if there is none, when the next one is due."""
         chosen: Queue | None = None
         urgency = wake = inf
         for queue in self.by_key.values():
@@ -103,9 +103,9 @@ class QueueSet:
         return chosen, wake
 
     def _urgency(self, queue: Queue, now: float) -> float:
-        """When a queue's first request must start to be in time; classes above go before.
+        """When a queue's first request must start to be in time; higher classes go first.
 
-        A flood's requests count as if they had come just now: those of other keys have waited longer.
+        A flood's requests count as if they had just arrived: those of other keys have waited longer.
         """
         head = queue.first(now, self.ageing)[0]
         limit = min(head.deadline, head.due)
@@ -117,9 +117,9 @@ class QueueSet:
         return limit + (head.priority - Priority.NORMAL) * self.ageing
 
     def floods(self, queue: Queue, newcomer: Queue | None = None) -> bool:
-        """Whether a queue holds most of what waits for its model, and more than leaves soon: other keys go before it.
+        """Whether a queue holds most of its model's waiting work, and more than leaves soon: other keys go before it.
 
-        Two keys that wait for as much are served by urgency. A length bucket is no other key: the same callers fill it.
+        Two keys with equal work are served by urgency. A length bucket is no other key: the same callers fill it.
         ``newcomer``: the queue of a request that arrives, which may not wait yet.
         """
         rows = queue.rows

@@ -1,4 +1,4 @@
-"""A queue: what of a model waits under one key, and which of it makes the next batch."""
+"""A queue: a model's waiting requests with one key, and which of them make the next batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Taken(NamedTuple):
     slices: list[Slice]
     rows: int
     begun: int
-    """Requests of which nothing was dispatched before."""
+    """Requests of which no row was dispatched before."""
     waited: float
-    """Seconds that those have waited, in sum."""
+    """Sum of the seconds that those have waited."""
     dropped: list[Request]
     """Requests that this batch would have made late."""
 
@@ -45,9 +45,9 @@ class Queue:
         """The first end of a hold, and the first time by which an answer has to be there ..."""
         self._soonest = inf
         self._stale = False
-        """... and whether both have to be found anew."""
+        """... and whether both have to be computed again."""
         self._class_rows: dict[int, int] | None = None
-        """Rows by class; ``None``: to be summed up."""
+        """Rows by class; ``None``: not summed up yet."""
 
     def __iter__(self) -> Iterator[Request]:
         for waiting in self.classes.values():
@@ -55,7 +55,7 @@ class Queue:
 
     @property
     def alone(self) -> bool:
-        """Whether each of its requests makes a batch of its own now."""
+        """Whether each of its requests is now sent in a batch of its own."""
         return not self.merge or self.state.passing or self.state.isolation.quarantined
 
     @property
@@ -65,7 +65,7 @@ class Queue:
 
     @property
     def estimate(self) -> Estimate | None:
-        """What is believed of its requests' service time."""
+        """The estimate of its requests' service time."""
         estimate = self.state.belief.estimate
         return estimate.of(self.bucket) if estimate is not None and estimate.buckets else estimate
 
@@ -93,7 +93,7 @@ class Queue:
             self._hold = min(self._hold, request.hold_until)
 
     def remove(self, request: Request) -> None:
-        """Take a request off, undispatched rows and all."""
+        """Take a request off, with its rows that were not dispatched."""
         waiting = self.classes[request.priority]
         waiting.remove(request)
         if not waiting:
@@ -166,7 +166,7 @@ class Queue:
         return Taken(slices, rows, begun, waited, dropped)
 
     def changed(self) -> None:
-        """Note that requests left or that what they wait for changed."""
+        """Note that requests left, or that the time they wait for changed."""
         self._stale = True
         self._class_rows = None
 
@@ -222,7 +222,7 @@ class Queue:
         return -(-request.rows // (cap * servers)) * time_of(estimate.times, cap)
 
     def shed(self) -> None:
-        """Let requests be shed that came before shedding began: late anyway, they would make later ones late."""
+        """Allow shedding of requests that came before shedding began: late anyway, they would make later ones late."""
         estimate = self.estimate
         if estimate is not None:
             for request in self:

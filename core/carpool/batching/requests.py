@@ -1,4 +1,4 @@
-"""What goes into the Batcher and what comes out: requests, estimates, batches, faults, and the actions it asks for."""
+"""The Batcher's input and output: requests, estimates, batches, faults, and the actions to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Priority(IntEnum):
-    """Classes, most urgent first. A request that names none is ``NORMAL``."""
+    """Classes, most urgent first. A request without one is ``NORMAL``."""
 
     HIGH = 1
     NORMAL = 2
@@ -28,9 +28,9 @@ class Request:
 
     ``key``: only requests with equal keys are batched together. ``rows`` along the batch axis. ``size`` in bytes,
     ``tokens`` in payload elements. ``arrived``, ``due`` (arrival plus the SLO's target) and ``deadline`` (when the
-    caller stops waiting) are seconds on the clock that every ``now`` is read from. ``mergeable`` requests may be merged
+    caller stops waiting) are seconds of the clock of every ``now``. ``mergeable`` requests may be merged
     and split; others are sent alone, whole. ``caller``: its sender, where known. A ``shadow`` is the driver's own
-    request, or one that fills the headroom: it takes a slot like any other, and is not counted. ``payload`` belongs to
+    request, or a job in spare capacity: it takes a slot like any other, and is not counted. ``payload`` belongs to
     the driver.
     """
 
@@ -72,7 +72,7 @@ class Request:
         self.shadow = shadow
         self.payload = payload
         self.hold_until = arrived
-        """When it stops waiting for others; set on admission, and only ever brought forward."""
+        """When it stops waiting for others; set on admission, later only moved to an earlier time."""
         self.exempt = False
         """Whether it arrived at an idle upstream and so is never shed. Set on admission."""
         self.sheddable = False
@@ -113,7 +113,7 @@ class Batch:
         self.finish = inf
         """Forecast; ``inf`` while its service time is unknown."""
         self.overdue = False
-        """Whether it gave its slot back, since it takes far longer than forecast."""
+        """Whether it gave its slot back because it takes far longer than forecast."""
         self.overdue_at = inf
         self.cold = False
         """Whether it is the first of its size."""
@@ -122,7 +122,7 @@ class Batch:
         self.rest: list[Batch] = []
         """What its slot serves next: the remaining parts of a batch that failed."""
         self.halves: Halves | None = None
-        """Of which it is one."""
+        """The pair of halves that it belongs to."""
 
     @property
     def model(self) -> str:
@@ -147,38 +147,38 @@ class Batch:
 
 
 class Halves:
-    """The two halves of a batch that failed: when both succeed, its size was the fault."""
+    """The two halves of a batch that failed: if both succeed, the batch was too large."""
 
     __slots__ = ("_succeeded", "largest", "rows")
 
     def __init__(self, rows: int, largest: int) -> None:
         self.rows = rows
-        """Of the batch that failed."""
+        """Rows of the batch that failed."""
         self.largest = largest
         """Rows of the larger half."""
         self._succeeded = 0
 
     def succeed(self) -> bool:
-        """Note that one succeeded; return whether both did."""
+        """Note that one half succeeded; return whether both have."""
         self._succeeded += 1
         return self._succeeded == 2
 
 
 class FaultKind(StrEnum):
-    """Whose fault a failed batch is, which says what to do with it."""
+    """The cause of a failed batch, which decides what is done with it."""
 
     ITEM = "item"
-    """One request's: bisect."""
+    """One request: bisect."""
     SIZE = "size"
     """The batch is too large: halve it, through a request if need be; lower the ceiling when both halves succeed."""
     SHARED = "shared"
-    """Every request's alike: all get the answer."""
+    """All requests alike: all get the answer."""
     ROWS = "rows"
     """The answer has the wrong number of rows: the model can't be batched."""
     UNREADABLE = "unreadable"
-    """The answer can't be read to be shared out: bisect; a request by itself gets it as it is."""
+    """The answer can't be read and split: bisect; a request that was sent alone gets the answer unchanged."""
     TRANSPORT = "transport"
-    """The upstream's: never bisected; retried once where nothing was answered and the policy allows it."""
+    """The upstream: never bisected; retried once if no answer began and the policy allows it."""
 
 
 class Fault(Frozen, frozen=True):
@@ -190,18 +190,18 @@ class Fault(Frozen, frozen=True):
 
 
 class Refused(StrEnum):
-    """Why a request got no service."""
+    """Why a request was not served."""
 
     QUEUE_FULL = "queue-full"
     LATE = "predicted-late"
-    """It is forecast to miss the time it must meet; answers that came late are counted apart."""
+    """It is forecast to be late; answers that came late are counted separately."""
     EXPIRED = "expired"
     """Its deadline passed."""
     DRAINING = "draining"
 
 
 class Refusal(Frozen, frozen=True):
-    """Action: answer the request with a refusal. ``retry_after``: forecast seconds until what waits is served."""
+    """Action: answer the request with a refusal. ``retry_after``: forecast seconds until the queue is served."""
 
     request: Request
     reason: Refused
@@ -209,7 +209,7 @@ class Refusal(Frozen, frozen=True):
 
 
 class Finish(Frozen, frozen=True):
-    """Action: the batch succeeded. Share out its answer; ``requests`` are complete with it."""
+    """Action: the batch succeeded. Split its answer among its requests; ``requests`` are now complete."""
 
     batch: Batch
     requests: Sequence[Request]
@@ -227,7 +227,7 @@ class Failure(Frozen, frozen=True):
 
 
 class Abort(Frozen, frozen=True):
-    """Action: nobody waits for this batch any more; cancel the call and don't report it ``complete``."""
+    """Action: no caller waits for this batch any more; cancel the call and don't report it ``complete``."""
 
     batch: Batch
 
@@ -242,14 +242,14 @@ ROUNDING = 1e-9
 def seldom_exceeded(noise: float) -> float:
     """Return the factor on a mean time that single batches seldom exceed: two standard deviations, ``noise`` each.
 
-    Where more wait than fit in a batch, each request takes another's place, and half of those that are just in time by
-    the mean come late. Where no other would take the place, the mean decides.
+    If more requests wait than fit in a batch, each takes another's place, and half of those that are just in time by
+    the mean are late: the factor is used. If no other request needs the place, the mean decides.
     """
     return 1 + 2 * noise
 
 
 class Estimate(FrozenCamel, frozen=True, rename="camel"):
-    """What is believed of a model's service time.
+    """The estimate of a model's service time.
 
     ``times[b]`` is the seconds a batch of b rows takes (index 0 unused), ``upper[b]`` what it seldom exceeds, used
     where being late costs a request its SLO; ``executors`` is the server concurrency; ``noise`` is the coefficient of
@@ -275,9 +275,9 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
         return replace(self, executors=executors, assumed=assumed, buckets=buckets)
 
     def proportional_below(self, measured: int) -> Estimate:
-        """Return the same with sizes below the smallest ``measured`` taking as much less as they are smaller.
+        """Return the same with times proportional to rows below the smallest ``measured`` size.
 
-        Where that is beyond the table, since bounds were narrowed meanwhile, below the largest there is.
+        If that is beyond the table, because bounds were narrowed meanwhile: below the largest size in it.
         """
         measured = min(measured, len(self.times) - 1)
         most = self.times[measured]
@@ -286,9 +286,9 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
         return replace(self, times=times + self.times[measured:], buckets=buckets)
 
     def flat_beyond(self, measured: int, target: float) -> Estimate:
-        """Return the same with sizes above ``measured`` taking no longer, where by the line all exceed ``target``.
+        """Return the same with constant times above ``measured``, if the line puts all of them above ``target``.
 
-        By that, requests that meet in such a batch would all be late, and be refused: no larger one could be measured.
+        With the line, all requests in such a batch would be late and refused: no larger size could ever be measured.
         """
         buckets = {bucket: each.flat_beyond(measured, target) for bucket, each in self.buckets.items()}
         times = self.times

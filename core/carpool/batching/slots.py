@@ -1,4 +1,4 @@
-"""Slots: which batches the upstream has, when each is forecast to end, and for how long the device was busy."""
+"""Slots: which batches are with the upstream, when each is forecast to end, and how long the device was busy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OVERDUE_UNKNOWN = 5.0
 """Seconds after which a call of unknown duration is overdue."""
 
 COMPLETIONS = 256
-"""Times that are remembered at which slots were given back."""
+"""How many times of slots given back are remembered."""
 
 
 class Slots:
@@ -40,14 +40,14 @@ class Slots:
         self.in_flight: dict[Batch, None] = {}
         """Calls under way, in the order of their dispatch."""
         self.abandoned: list[tuple[float, int, Batch]] = []
-        """Heap of calls that nobody waits for, by when the upstream will have computed them: (time, number, batch)."""
+        """Heap of calls without callers, by when the upstream will have computed them: (time, number, batch)."""
         self.taken = 0
         self.overdue_at = inf
-        """No call under way is overdue earlier."""
+        """A lower bound of when the next call under way is overdue."""
         self._dispatched = 0
         self._completed = 0
         self._completions: deque[float] = deque(maxlen=COMPLETIONS)
-        """When the last slots were given back: others began then that had waited for it in the upstream."""
+        """When the last slots were given back: batches that waited in the upstream began then."""
         self._busy = 0.0
         self._busy_since = 0.0
 
@@ -73,7 +73,7 @@ class Slots:
         self.in_flight[batch] = None
 
     def end(self, batch: Batch, now: float) -> None:
-        """Take a call off that is under way no more; its slot is free, unless it gave it back before."""
+        """Remove a call that has ended, and free its slot unless that was given back before."""
         del self.in_flight[batch]
         if batch.overdue:
             batch.state.load.overdue -= 1
@@ -132,7 +132,7 @@ class Slots:
     # ------------------------------------------------------------------------------------------- times
 
     def wake_at(self) -> float:
-        """When a slot is next to be freed without an answer."""
+        """When the next slot is freed without an answer."""
         wake = self.overdue_at if self.in_flight else inf
         return min(wake, self.abandoned[0][0]) if self.abandoned else wake
 
@@ -145,7 +145,7 @@ class Slots:
         return self._busy
 
     def start(self, servers: int, now: float) -> float:
-        """When the upstream would begin a batch sent now, ``servers`` at a time: more than those only queue there."""
+        """When the upstream would begin a batch sent now, if it computes ``servers`` batches at a time."""
         taken = self.taken
         if taken < servers:
             return now
@@ -162,9 +162,9 @@ class Slots:
         return start if now < start and finishes[-1] < inf else now
 
     def forecast_again(self, now: float) -> None:
-        """Forecast anew when batches end that queue in the upstream: the first of them begins now.
+        """Forecast again the end of batches that queue in the upstream: the first of them begins now.
 
-        Without this, one batch that took longer than forecast would leave every later forecast too early by as much.
+        Without this, one batch that took longer than forecast would make every later forecast too early by as much.
         """
         line = [batch for batch in self.in_flight if not batch.overdue]
         if not line:
@@ -183,10 +183,10 @@ class Slots:
             insort(finishes, batch.finish)
 
     def sample(self, batch: Batch, now: float) -> None:
-        """Count a service time as it was seen, and as it was if the server computes fewer batches than it had.
+        """Count a service time as observed, and as it would be if the server computes fewer batches than it had.
 
-        Dispatched as the n-th to a server that computes e at once, it began when n - e of those before it had
-        completed; when fewer have, e is refuted, and no time at all is counted.
+        The n-th batch sent to a server that computes e at once began when n - e of those before it had completed. If
+        fewer have, e is refuted, and the time counts as zero.
         """
         sample, taken = batch.state.counters.sample, batch.in_flight
         sample((batch.bucket, batch.rows, taken, 0), now - batch.dispatched)

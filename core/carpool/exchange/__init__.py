@@ -1,1 +1,1 @@
-"""What sidecar, tuner and operator say to each other."""
+"""Messages between sidecar, tuner and operator."""

@@ -1,7 +1,7 @@
-"""What a control plane sends to a sidecar, signed: a change of its parameters and policy, or leave to read.
+"""Signed documents from a control plane to a sidecar: a change of parameters and policy, or a ticket for reading.
 
-Both are sent as JSON with an Ed25519 signature over the very bytes. One key signs both; neither passes for the other,
-for each refuses the other's fields.
+Both are sent as JSON with an Ed25519 signature over exactly these bytes. One key signs both. Neither is accepted in
+place of the other, because each refuses the other's fields.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from carpool.policy.plain import Camel, PolicyError, from_plain, to_plain
 from carpool.policy.spec import BatchingPolicy
 
 MAX_KEYS = 8
-"""Public keys that are accepted at a time: one, and two or three while one replaces another."""
+"""Most public keys accepted at a time: usually one, and two or three while keys are replaced."""
 
 
 class Change(Camel, frozen=True, kw_only=True):
-    """What replaces a target's parameters, and its policy; it stays in force after ``expires``.
+    """New parameters, and a policy, for a target; they stay in force after ``expires``.
 
     ``target``: the workload, ``namespace/Kind/name``. ``generation``: newer ones are larger; whole milliseconds since
     the epoch, where a control plane keeps no count. ``expires``: seconds since the epoch, after which it is
     refused. ``policy``: ``None`` stands for the one that the sidecar was started with. ``parameters``: by model name,
-    ``*`` for the rest. ``keys``: the public keys that are accepted from now on; none: those that are accepted now.
+    ``*`` for the rest. ``keys``: the public keys that are accepted from now on; empty: the present ones.
     """
 
     target: str
@@ -36,7 +36,7 @@ class Change(Camel, frozen=True, kw_only=True):
     keys: Annotated[tuple[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")], ...], Meta(max_length=MAX_KEYS)] = ()
 
     def validate(self) -> Change:
-        """Check what types can't say, and return the change.
+        """Check what types can't express, and return the change.
 
         Raises ``PolicyError`` that names the field.
         """
@@ -51,7 +51,7 @@ class Change(Camel, frozen=True, kw_only=True):
 
 
 class Ticket(Camel, frozen=True, kw_only=True):
-    """Leave to read what a target's sidecars say of themselves, until ``expires`` (seconds since the epoch)."""
+    """Permission to read the reports of a target's sidecars, until ``expires`` (seconds since the epoch)."""
 
     target: str
     expires: float

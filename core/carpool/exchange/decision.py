@@ -1,4 +1,4 @@
-"""What the tuner gets and returns: an observation, and a decision with its forecast."""
+"""The tuner's input and output: an observation, and a decision with its forecast."""
 
 from __future__ import annotations
 
@@ -41,50 +41,50 @@ class State(StrEnum):
     """What the tuner is doing, whatever the last decision was."""
 
     LEARNING = "Learning"
-    """Too little is known to decide by."""
+    """Too little is known for a decision."""
     PASS_THROUGH = "PassThrough"  # noqa: S105 - no password
-    """Requests pass one by one."""
+    """Requests are sent one by one."""
     STEADY = "Steady"
-    """Requests are batched; nothing better is known."""
+    """Requests are batched; no better setting is known."""
     EXPLORING = "Exploring"
     """A setting is in force in order to measure it."""
     SHEDDING = "Shedding"
-    """Requests that would be late are refused, until a backlog or a time of many misses is over."""
+    """Requests that would be late are refused, until a backlog or a period of many misses is over."""
     OVERLOADED = "Overloaded"
     """No setting meets the SLO at this load: requests that would be late are refused."""
     ROLLED_BACK = "RolledBack"
-    """A setting was taken back, since more requests were late than forecast; forecasts plan with a shorter target."""
+    """A setting was undone because more requests were late than forecast; forecasts now use a shorter target."""
     HELD = "Held"
-    """The policy says that nothing is changed."""
+    """The policy forbids changes."""
 
 
 class Observation(Struct, frozen=True):
-    """What was counted since the last observation."""
+    """The counts since the last observation."""
 
     now: float
     """Seconds, monotonic, of the clock that counted."""
     seconds: float
-    """Length of the interval; of several replicas, the sum of theirs."""
+    """Length of the interval; with several replicas, the sum of their intervals."""
     stats: ModelStats
     """Differences of the model's counters over the interval."""
     passing: bool = False
-    """Whether requests pass one by one at its end."""
+    """Whether requests are sent one by one at its end."""
     stalled: bool = False
-    """Whether the counting host paused in it, so that its latencies say nothing of the model."""
+    """Whether the counting host paused in it, so that its latencies are not the model's."""
     paused: float = 0.0
-    """Seconds of it that the counting host paused; of several replicas, the sum of theirs."""
+    """Seconds of it that the counting host paused; with several replicas, the sum."""
     queued_rows: int = 0
-    """Rows that wait at its end; of several replicas, the mean."""
+    """Rows that wait at its end; with several replicas, the mean."""
     others_busy: float = 0.0
-    """Seconds of device time that other models behind the same sidecars used; of several replicas, the sum."""
+    """Seconds of device time that other models behind the same sidecars used; with several replicas, the sum."""
     replicas: int = 1
-    """Whose counters are summed up in ``stats``. All rates are of one."""
+    """Replicas whose counters are summed up in ``stats``. All rates are per replica."""
     explorers: int = 1
-    """How many of them run what is explored."""
+    """How many of them run the explored setting."""
 
 
 class Forecasted(Struct, frozen=True, rename="camel"):
-    """What a decision expects. Seconds and requests per second."""
+    """The forecast of a decision. Seconds and requests per second."""
 
     p50: float
     p99: float
@@ -102,10 +102,10 @@ class Forecasted(Struct, frozen=True, rename="camel"):
 
 
 class Decision(Struct, frozen=True, rename="camel"):
-    """What to turn and why.
+    """What to change and why.
 
-    ``parameters`` are to be applied when ``change``; ``uncapped`` is where the tuner would be if it could go at once,
-    ``capped_by`` what keeps it (``""``: nothing). ``estimate`` and ``shed_slo`` go to the Batcher in any case.
+    Apply ``parameters`` if ``change``. ``uncapped`` are the parameters without the limits on a step, ``capped_by`` is
+    the limit that applies (``""``: none). ``estimate`` and ``shed_slo`` go to the Batcher in any case.
     """
 
     parameters: Parameters
@@ -115,7 +115,7 @@ class Decision(Struct, frozen=True, rename="camel"):
     uncapped: Parameters | None = None
     capped_by: str = ""
     decided: bool = False
-    """Whether ``parameters`` were chosen, though they may be the same as before: first calls end with that."""
+    """Whether ``parameters`` were chosen, even if they are the same as before: first calls end with that."""
     predicted: Forecasted | None = None
     shed_slo: bool = False
     estimate: Estimate | None = None
@@ -125,11 +125,11 @@ class Decision(Struct, frozen=True, rename="camel"):
     """Of a change: whether one replica should have it first. The present parameters are forecast to meet the SLO; the
     new ones miss more at the upper confidence of the batch latency, or go beyond what was measured."""
     share: float = 1.0
-    """Batchable share: of the arrivals, those that can share a batch with another."""
+    """Batchable share: share of the arrivals that can share a batch with another one."""
     target_utilization: float = 0.0
     """Utilization up to which latency comes first, 0 to 1; 0: the objective has none."""
     alternative: str = ""
-    """What another objective would do; ``""``: nothing that is worth a word."""
+    """What another objective would do; ``""``: nothing worth mentioning."""
     state: State = State.LEARNING
     alarm: str = ""
     """What was observed, while answers take 20 % longer than forecast; ``""``: they don't."""

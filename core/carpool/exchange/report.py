@@ -1,4 +1,4 @@
-"""What a sidecar says of itself (``GET /v1/stats``): written by it, read by the operator and the command line."""
+"""A sidecar's report (``GET /v1/stats``), which the operator and the command line read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from carpool.policy.plain import PolicyError, from_plain
 
 
 class Queue(Struct, frozen=True, rename="camel", kw_only=True):
-    """What waits and what is with the upstream."""
+    """Requests that wait, and those with the upstream."""
 
     rows: int
     bytes: int = 0
@@ -23,12 +23,12 @@ class Queue(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class Jobs(Struct, frozen=True, rename="camel", kw_only=True):
-    """What is kept to be run, and what was."""
+    """Stored jobs, waiting and done."""
 
     states: dict[str, int]
     """Jobs by state."""
     lines: int
-    """Of batches, without a result."""
+    """Lines of batches that have no result yet."""
     bytes: int
     max_bytes: int
     in_flight: int
@@ -40,9 +40,9 @@ class Lane(Struct, frozen=True, rename="camel", kw_only=True):
     """One model's present state."""
 
     parameters: Parameters
-    """Those in force."""
+    """The parameters in force."""
     pass_through: bool
-    """Whether requests pass one by one now; a backlog ends it before the parameters do."""
+    """Whether requests are now sent one by one; a backlog can end that before the parameters change."""
     queued_requests: int
     cap: int
     """Rows that a batch may have now."""
@@ -61,11 +61,11 @@ class Lane(Struct, frozen=True, rename="camel", kw_only=True):
     capacity_lower: float | None = None
     """The same at the upper confidence of batch latency."""
     capacity_zero_wait: float | None = None
-    """The same if no request ever waited for others; ``capacity_alone``: without batching; by the policy's baseline."""
+    """The same if no request waited for others; next: without batching, and with the policy's baseline."""
     capacity_alone: float | None = None
     capacity_by_hand: float | None = None
     replaced: int = 0
-    """How often the model was found to be another one, or its server restarted: what was measured before is void."""
+    """How often the model was replaced or its server restarted; earlier measurements are void each time."""
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     """The last arrivals, if asked for: seconds of the sidecar's clock, and rows."""
 
@@ -83,7 +83,7 @@ class ModelEntry(Struct, frozen=True, rename="camel", kw_only=True):
     """Whether batches gave the same answers: unverified, verified, refuted, asserted (by the policy), contradicted
     (asserted, and seen not to), off; "" from an older sidecar."""
     evidence: str = ""
-    """A sentence on it: what was compared, or what differed."""
+    """A sentence about it: what was compared, or what differed."""
     padding: str = ""
     """Whether requests of different lengths share batches, why not, and how much is padding; "": no sequence axis."""
 
@@ -95,14 +95,14 @@ class Alone(Struct, frozen=True, omit_defaults=True):
     reason: str
     requests: int
     detail: str = ""
-    """What was the matter with the last of them, where the reason doesn't say it all."""
+    """Details on the last of them, if the reason leaves something open."""
 
 
 NOT_FOUND = "<not found>"
-"""In place of all paths that the upstream answers with 404 or 405 only: callers make them up."""
+"""Stands for all paths that the upstream only answers with 404 or 405: callers can invent them."""
 
 OTHER = "<other>"
-"""In place of paths that there is no room for."""
+"""Stands for paths beyond the limit."""
 
 
 class Forwarded(Struct, frozen=True, kw_only=True):
@@ -113,9 +113,9 @@ class Forwarded(Struct, frozen=True, kw_only=True):
     requests: int
     """Answered, whatever the status."""
     hits: int
-    """With success, in the SLO's time."""
+    """Successful, within the SLO."""
     durations: list[int]
-    """By duration, as in the models' counters."""
+    """Counts by duration, as in the models' counters."""
 
 
 class Stalls(Struct, frozen=True):
@@ -126,7 +126,7 @@ class Stalls(Struct, frozen=True):
 
 
 class RolledBack(Struct, frozen=True, rename="camel", kw_only=True):
-    """Parameters that missed the SLO where those before them had kept it, so that the sidecar went back."""
+    """Parameters that missed the SLO where the previous ones had met it, so that the sidecar rolled back."""
 
     model: str
     generation: int
@@ -135,36 +135,36 @@ class RolledBack(Struct, frozen=True, rename="camel", kw_only=True):
     back_to: Parameters
     back_to_generation: int
     reason: str
-    """For people: what was counted."""
+    """What was counted, for display."""
     at: float
     """Seconds since the epoch."""
 
 
 class Report(Struct, frozen=True, rename="camel", kw_only=True):
-    """All of it. Unknown fields are those of a newer sidecar, and passed over."""
+    """The whole report. Unknown fields are a newer sidecar's and are ignored."""
 
     stats: Stats
-    """Everything counted since the process began; ``at`` is of its monotonic clock."""
+    """All counts since the process began; ``at`` is a time of its monotonic clock."""
     uptime_seconds: float
     ready: bool
     readiness: str
     """Why it is not ready, in words."""
     target: str = ""
-    """Whose changes it takes; "" for nobody's."""
+    """The target whose changes it accepts; "" for none."""
     generation: int
     """The newest configuration that was accepted."""
     running: int = 0
-    """The oldest one of which something is in force: less than ``generation`` after a roll-back."""
+    """The oldest configuration still partly in force: less than ``generation`` after a roll-back."""
     rolled_back: list[RolledBack] = field(default_factory=list)
-    """By the newest generation, one a model at most."""
+    """Roll-backs of the newest generation, at most one per model."""
     change_error: str | None = None
     """What is wrong with the change in the watched directory."""
     rejected: dict[str, int] = field(default_factory=dict)
-    """Changes refused since the process began, by reason."""
+    """Number of changes refused since the process began, by reason."""
     slo_seconds: float
     queue: Queue
     lanes: dict[str, Lane]
-    """By model; requests of none are ``""``."""
+    """By model; ``""`` for requests without a model."""
     models: list[ModelEntry] = field(default_factory=list)
     alone: list[Alone] = field(default_factory=list)
     forwarded: list[Forwarded] = field(default_factory=list)
@@ -180,7 +180,7 @@ def encode(report: Report) -> bytes:
 
 
 def decode(body: bytes) -> Report:
-    """Read a report, whatever newer sidecars add to it.
+    """Read a report; fields that newer sidecars add are ignored.
 
     Raises ``PolicyError`` naming the field, or saying that it is no JSON.
     """
@@ -196,7 +196,7 @@ _PARAMETERS = frozenset(Parameters.__struct_encode_fields__)
 
 
 def _drop_unknown(plain: Any) -> None:  # noqa: ANN401 - parsed JSON, whatever it holds
-    """Take out of all parameters what a newer sidecar adds: their type is a file's too, which refuses such fields."""
+    """Remove from all parameters the fields of a newer sidecar: their type is also a file's, which refuses them."""
     if isinstance(plain, list):
         values = plain
     elif isinstance(plain, dict):

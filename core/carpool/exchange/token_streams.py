@@ -1,4 +1,4 @@
-"""What a sidecar says of token streams, in its report: counters by model, and what its gate knows."""
+"""Token streams in a sidecar's report: counters by model, and the gate's state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ModelStreams(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class GateState(Struct, frozen=True, rename="camel", kw_only=True):
-    """What the gate knows now."""
+    """The gate's present state."""
 
     ttft: float
     """Target, seconds."""
@@ -36,7 +36,7 @@ class GateState(Struct, frozen=True, rename="camel", kw_only=True):
     forecast_tpot: float
     """Of what is with the engine now, seconds."""
     margin: float
-    """The target for TPOT over what is planned with."""
+    """The target for TPOT divided by the TPOT that is planned with."""
     step_seconds: float
     """A step with one sequence and an empty cache."""
     sequence_seconds: float
@@ -55,14 +55,14 @@ class GateState(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class EngineSays(Struct, frozen=True, rename="camel", kw_only=True):
-    """What the engine says of itself; ``None`` for what it doesn't."""
+    """The engine's own metrics; ``None`` for those that it does not have."""
 
     kv_share: float | None = None
     """Share of its KV cache in use, 0 to 1."""
     kv_tokens: float | None = None
     """Tokens that its KV cache holds."""
     preemptions: float | None = None
-    """Sequences that it took off and computed again, since it began."""
+    """Sequences that it preempted and computed again, since it began."""
     running: float | None = None
     waiting: float | None = None
     busy_slots: float | None = None
@@ -70,22 +70,22 @@ class EngineSays(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class TokenStreams(Struct, frozen=True, rename="camel", kw_only=True):
-    """All of it."""
+    """The report's part about token streams."""
 
     arrivals: int = 0
     """Requests since the process began, refused ones included."""
     running: int = 0
-    """Requests with the engine."""
+    """Requests that the engine has."""
     queued: int = 0
     kv_tokens: int = 0
     """Tokens of those with the engine, estimated."""
     gate: GateState | None = None
     """``None``: the policy has no targets for token streams, or the gate has failed."""
     engine: EngineSays | None = None
-    """``None``: it has no metrics that are known, or was not asked yet."""
+    """``None``: it has no known metrics, or was not asked yet."""
     gate_faults: int = 0
     stream_faults: int = 0
-    """Streams that were forwarded and no longer looked at."""
+    """Streams that are only forwarded, since they could not be read."""
     models: list[ModelStreams] = field(default_factory=list)
 
 

@@ -1,1 +1,1 @@
-"""From parameters to latency, misses and goodput, each with its uncertainty."""
+"""Forecasts of latency, misses and goodput from parameters, each with its uncertainty."""

@@ -1,8 +1,8 @@
-"""Is the forecast right? Answers are compared with what was forecast, and if they stay slower, an alarm is raised.
+"""Forecast check: answers are compared with the forecast; if they stay slower, an alarm is raised.
 
 Quantiles are compared by counts, never by a measured p99: of 500 answers, five are expected beyond a forecast p99.
-Too many beyond 1.2 times the forecast show that it is off by more than 20 %. How many are too many by chance shows in
-how much half seconds differ: a burst makes one of them slow, a wrong forecast nearly all.
+Too many beyond 1.2 times the forecast show that it is off by more than 20 %. The variation between half seconds shows
+what chance explains: a burst makes one of them slow, a wrong forecast nearly all.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ LASTING = 10.0
 """Seconds with steady parameters and load over which answers are compared."""
 
 SETTLED_AFTER = 2.0
-"""Seconds after a change that are left out: what was queued before is still being served."""
+"""Seconds after a change that are left out: requests queued before it are still being served."""
 
 RESUMED_AFTER = 0.5
 """Seconds after a pause of the host that are left out with it."""
 
 PAUSED = 0.005
-"""Share of an interval that the host may have paused for it to count: one request in a hundred is late then."""
+"""An interval is left out if the host paused for a larger share of it: one request in a hundred is late then."""
 
 ANSWERS = 100
-"""Answers from which they are compared."""
+"""Answers needed for a comparison."""
 
 FEWEST = 10
 """Answers beyond a limit that are evidence: fewer may be one slow batch."""
 
 CERTAIN = 4.0
-"""Standard errors beyond the forecast share that are no matter of chance: a tail that is slow in every other half
+"""Standard errors beyond the forecast share that chance does not explain: a tail that is slow in every other half
 second for 10 s is 4.5 off."""
 
 HOLDS = 60.0
-"""Seconds for which an alarm lasts at least; doubled with each that follows within ``FORGIVEN`` times as long."""
+"""Shortest duration of an alarm, seconds; doubled if another follows within ``FORGIVEN`` times as long."""
 
 FORGIVEN = 10.0
-"""Times as long as an alarm without another one after which the next one is short again."""
+"""After so many times an alarm's duration without another one, the next one is short again."""
 
 LASTS = 0.33
-"""Share of the intervals that have to show it: a slow tail shows in one of three."""
+"""Share of the intervals that must be slow: a slow tail shows in one of three."""
 
 SLOW = 1.2
 """Factor on the forecast from which answers are too slow for it to be right."""
@@ -74,15 +74,15 @@ class ForecastCheck:
         """When the last alarm is, or was, over."""
         self._holds = HOLDS
         self.alarm = ""
-        """How answers are slower than forecast; ``""``: they are not."""
+        """A text on how answers are slower than forecast; ``""``: they are not."""
 
     def changed(self, now: float) -> None:
-        """Begin anew: parameters or load changed."""
+        """Restart: parameters or load changed."""
         self._window.clear()
         self._since = now
 
     def paused(self, now: float) -> None:
-        """Leave out what was answered until now, and shortly after: the host paused, and others waited for that."""
+        """Leave out answers until shortly from now: the host paused, and requests waited for it."""
         self._since = max(self._since, now - SETTLED_AFTER + RESUMED_AFTER)
 
     def forget(self, now: float) -> None:
@@ -93,9 +93,9 @@ class ForecastCheck:
     def observe(
         self, now: float, seconds: float, durations: Sequence[int], expected_p99: Callable[[], float | None]
     ) -> bool:
-        """Compare what was answered in the last ``seconds`` on the clock; return whether an alarm began or ended.
+        """Compare the answers of the last ``seconds`` on the clock; return whether an alarm began or ended.
 
-        ``durations``: as ``ModelStats``. ``expected_p99``: asked for that of what is in force when answers are enough.
+        ``durations``: as ``ModelStats``. ``expected_p99``: called, once there are enough answers, for the forecast.
         """
         if now - seconds < self._since + SETTLED_AFTER - 1e-9:
             return False
@@ -124,7 +124,7 @@ class ForecastCheck:
 
 
 def _slower(forecast: float, parts: Sequence[Sequence[int]], lasted: float) -> str:
-    """Say how answers show that the p99 is not what was ``forecast`` (seconds); ``""`` where they don't."""
+    """Return a text if answers contradict the ``forecast`` p99 (seconds); ``""``: they don't."""
     limit, allowed = SLOW * forecast + OWN, 0.01
     counts = [(_beyond(part, limit), sum(part)) for part in parts]
     total = sum(count for _, count in counts)
@@ -147,7 +147,7 @@ def _slower(forecast: float, parts: Sequence[Sequence[int]], lasted: float) -> s
 
 
 def _beyond(counts: Sequence[int], seconds: float) -> float:
-    """Return how many answers took longer; of the part of the histogram that it lies in, by its place in there."""
+    """Return how many answers took longer than ``seconds``, interpolated inside its bin of the histogram."""
     low = 0.0
     beyond: float = 0
     for high, count in zip((*DURATION_BOUNDS, math.inf), counts, strict=True):

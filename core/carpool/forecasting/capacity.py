@@ -1,4 +1,4 @@
-"""What one replica can serve within the SLO, and how many replicas a load needs.
+"""The capacity of one replica within the SLO, and how many replicas a load needs.
 
 Capacity is a rate, not a utilization. A device that is 98 % busy at 1,200 requests/s without waiting carries 2,200 in
 larger batches, so its utilization shows nothing that an autoscaler could use. The load as a share of the capacity grows
@@ -26,36 +26,36 @@ if TYPE_CHECKING:
     from carpool.forecasting.forecaster import Situation
 
 EXACT = 0.01
-"""Relative width of the interval that the capacity is known to lie in."""
+"""Relative width of the interval at which the search for the capacity ends."""
 
 SIZES = 2
 """Sizes compared: those with most rows per second, if two batches fit into the SLO, all larger ones, the smallest."""
 
 SAMPLES = 4
-"""Samples of arrivals that misses near the SLO's are judged by, at most."""
+"""Most samples of arrivals played when misses are near the SLO's limit."""
 
 WAITS = (0.0, 1 / 4, 1 / 2)
 """Waits compared, as shares of the longest allowed."""
 
 FULL = 0.9
-"""Share of the capacity up to which replicas are planned: 10 % are for a rise while another replica starts."""
+"""Share of the capacity up to which replicas are planned: 10 % are left for a rise while another replica starts."""
 
 
 class Capacity(Struct, frozen=True, rename="camel"):
-    """What one replica serves of one model, the whole device to itself. Requests per second."""
+    """Capacity of one replica for one model that has the whole device. Requests per second."""
 
     rate: float
     """The highest rate at which no more requests miss the SLO than it allows; late ones are refused."""
     lower: float
-    """The same if each batch takes as long as its upper confidence says."""
+    """The same at the upper confidence of batch latency."""
     parameters: Parameters
-    """The setting by which it does."""
+    """The setting with that rate."""
     zero_wait: float = 0.0
-    """The highest rate with batches for which no request waits: what batching gives without any tuning of the wait."""
+    """The highest rate with batching but without a wait: the gain of batching without tuning the wait."""
     alone: float = 0.0
     """The highest rate without batching."""
     by_hand: float = 0.0
-    """The highest rate by a setting that somebody chose; 0: nobody did."""
+    """The highest rate with a setting chosen by hand; 0: there is none."""
 
 
 def replicas(load: float, full: float = FULL) -> int:
@@ -64,14 +64,14 @@ def replicas(load: float, full: float = FULL) -> int:
 
 
 def capacity(situation: Situation, settings: Sequence[Parameters], by_hand: Parameters | None = None) -> Capacity:
-    """Search the setting, of some, that serves most; whatever the present rate is. ``by_hand`` is only reported.
+    """Search the setting with the highest rate, independent of the present rate. ``by_hand`` is only reported.
 
-    The first one is searched by bisection. Each further one is played once, at the best rate so far, and searched only
+    The first setting is searched by bisection. Each further one is played once, at the best rate so far; searched only
     if it meets the SLO there: some 20 forecasts in all, 30 with several batches in flight.
     """
     service, rows = situation.service, situation.rows
     most = max(service.capacity(each.max_batch, each.max_in_flight) / rows for each in settings)
-    # Arrivals of the highest rate: as many as show what lasts, slower or faster.
+    # The number of arrivals is chosen for the highest rate, and is enough for lower ones.
     process = replace(situation.process, rate=most)
     forecaster = Forecaster(replace(situation, process=process), parts=0 if isinstance(process, Poisson) else SAMPLES)
     best, found = _search(forecaster, settings)
@@ -97,13 +97,13 @@ def _search(forecaster: Forecaster, settings: Iterable[Parameters]) -> tuple[Par
 def candidates(situation: Situation, sizes: Sequence[int], flights: int) -> list[Parameters]:
     """List the settings of ``sizes``, ascending, that may serve most, those that carry most in full batches first.
 
-    With one batch in flight no wait adds to the capacity: what comes while a batch is computed is the next one.
+    With one batch in flight no wait adds to the capacity: requests that come during a batch form the next one.
     """
     # Larger batches than were measured may carry more, and replicas are not taken away on a guess.
     limits, measured = situation.limits, min(max(situation.service.largest_measured, sizes[0]), sizes[-1])
     sizes = [*(size for size in sizes if size < measured), measured]
     waits = limits.waits(WAITS if flights > 1 else WAITS[:1])
-    # A request may have to wait for the batch before its own. Where both take about the SLO, only playing it shows.
+    # A request may have to wait for the batch before its own. If both take about the SLO, only playing it decides.
     able = [size for size in sizes if 2 * situation.service.time(size) <= situation.target] or [min(sizes)]
     best = sorted(able, key=lambda size: -situation.service.capacity(size, flights))[:SIZES]
     slower = sorted(size for size in sizes if size > max(able) and situation.service.time(size) <= situation.target)
@@ -125,7 +125,7 @@ def _holds(forecaster: Forecaster, setting: Parameters, factor: float, *, upper:
         return True
     setting, allowed = forecaster.effective(setting), 2 * situation.budget
     misses, samples, doubt = 0.0, 0, 0.0
-    # Of the parts of a long run only all together have the exact rate.
+    # The parts of a long run have the exact rate only together.
     while samples < SAMPLES and (samples < max(forecaster.parts, 1) or abs(misses / samples - allowed) < doubt):
         found = forecaster.forecast(setting, factor, sample=samples, shed=True, upper=upper)
         if any(getattr(found, PERCENTILES[q]) > seconds for q, seconds in situation.quantiles):

@@ -19,28 +19,28 @@ from carpool.policy.parameters import Limits, Parameters
 from carpool.policy.spec import PERCENTILES
 
 HEADROOM = 1.25
-"""Load at which a preferred setting must meet the SLO too."""
+"""Factor on the load at which a preferred setting must also meet the SLO."""
 
 REQUESTS = 4000
-"""Requests that a forecast plays, at least: of a planning budget of 0.5 %, 20 may miss."""
+"""Least requests that a forecast plays: with a planning budget of 0.5 %, 20 of them may miss."""
 
 LASTING, LASTING_LOSS = 10, 40
-"""Times the SLO's target that it lasts, at least. Longer where losses are compared: there an empty queue takes up at
-first what it would have refused later."""
+"""Least duration of a forecast, as a multiple of the SLO's target. It is longer when losses are compared: the empty
+queue at the start admits requests that would be refused later."""
 
 MOST_REQUESTS = 16_000
 """Requests that it plays at most."""
 
 SAMPLES = 8
-"""Times that many requests by which misses near the budget are judged, at most."""
+"""Most samples of so many requests played when misses are near the budget."""
 
 DECIDES = 2.0
-"""Standard errors beyond the budget at which misses are no matter of chance: of runs of n, as compound Poisson events,
-the variance of their number is n times its mean."""
+"""Standard errors beyond the budget at which chance does not explain the misses. With runs of n, as compound Poisson
+events, the variance of their number is n times its mean."""
 
 
 class Situation(Struct, frozen=True):
-    """What a choice is made for. Seconds and requests per second."""
+    """The input of a choice. Seconds and requests per second."""
 
     process: Fitted
     service: ServiceTime
@@ -50,7 +50,7 @@ class Situation(Struct, frozen=True):
     """Fraction of requests that may be forecast to miss: half of what the SLO allows."""
     limits: Limits
     margin: float = 1.0
-    """Share of the target within which answers are planned. Batches leave by the whole of it, whatever is planned."""
+    """Share of the target within which answers are planned. Batches always leave by the whole target."""
     rows: int = 1
     """Rows of a usual request."""
     row_shares: tuple[float, ...] = ()
@@ -58,32 +58,32 @@ class Situation(Struct, frozen=True):
     quantiles: tuple[tuple[float, float], ...] = ()
     """The SLO's other percentiles as (quantile, seconds)."""
     share: float = 1.0
-    """Of the arrivals, those that can share a batch with the next one (``batchable_share``)."""
+    """Share of the arrivals that can share a batch with the next one (``batchable_share``)."""
     largest: int | None = None
-    """Rows that a batch may have where that is less than ``max_batch`` (``size_limit``)."""
+    """Rows that a batch may have if that is less than ``max_batch`` (``size_limit``)."""
 
 
 class Assessment:
-    """Forecasts of one setting, each made when first asked for: most are never needed in full, or at all."""
+    """Forecasts of one setting, each made at first use: most are never needed in full, or at all."""
 
     __slots__ = ("__dict__", "parameters")
 
     def __init__(self, forecaster: Forecaster, parameters: Parameters, effective: Parameters) -> None:
-        """``effective``: what the Batcher makes of ``parameters``."""
+        """``effective``: ``parameters`` as the Batcher applies them."""
         self.parameters = parameters
         self.forecaster = forecaster
         self.effective = effective
         self.refinement = Refinement()
 
     def of(self, parameters: Parameters) -> Assessment:
-        """Return the same forecasts for other parameters, with which the Batcher would do the same."""
+        """Return the same forecasts for other parameters that the Batcher would apply in the same way."""
         other = Assessment.__new__(Assessment)
         other.parameters, other.__dict__ = parameters, self.__dict__
         return other
 
     @property
     def situation(self) -> Situation:
-        """What it is forecast for."""
+        """The situation of the forecasts."""
         return self.forecaster.situation
 
     @property
@@ -93,7 +93,7 @@ class Assessment:
 
     @property
     def holds_ahead(self) -> bool:
-        """Whether it is at ``HEADROOM`` times the load too."""
+        """Whether the SLO is also forecast to be met at ``HEADROOM`` times the load."""
         return self.holds_now and not self.is_overload_ahead and self._meets(self.glance_ahead)
 
     def _meets(self, result: Glance) -> bool:
@@ -104,7 +104,7 @@ class Assessment:
 
     @cached_property
     def is_overload(self) -> bool:
-        """Whether more comes than full batches carry: a backlog then grows, however slowly."""
+        """Whether the load exceeds the capacity of full batches: a backlog then grows, however slowly."""
         return self.forecaster.load_share(self.effective) >= 1
 
     @cached_property
@@ -114,12 +114,12 @@ class Assessment:
 
     @cached_property
     def first(self) -> Glance:
-        """The present load, no request refused, as far as one sample of arrivals shows it."""
+        """The present load, no request refused, from one sample of arrivals."""
         return self.forecaster.glance(self.effective)
 
     @cached_property
     def glance(self) -> Glance:
-        """The same, its misses by as many samples as it takes to say whether they are within the budget."""
+        """The same, with enough samples to decide whether the misses are within the budget."""
         return self.forecaster.judge(self.effective, self.first)
 
     @cached_property
@@ -129,7 +129,7 @@ class Assessment:
 
     @property
     def device_time(self) -> float:
-        """Of a request at the present load, in seconds."""
+        """Device time per request at the present load, in seconds."""
         return self.first.device_time if self.holds_now else self.now.device_time
 
     @property
@@ -162,22 +162,22 @@ class Assessment:
 
     @cached_property
     def now(self) -> Forecast:
-        """The present load; where even that misses the SLO, with requests that would be late refused."""
+        """The present load; if that misses the SLO, with requests that would be late refused."""
         return self.present if self.holds_now else self.forecaster.forecast(self.effective, shed=True)
 
     @cached_property
     def ahead(self) -> Forecast:
-        """``HEADROOM`` times the load; where not even the present load meets the SLO, that."""
+        """``HEADROOM`` times the load; if the present load already misses the SLO, the present load."""
         return self.forecaster.forecast(self.effective, HEADROOM) if self.holds_now else self.present
 
     @property
     def refined(self) -> Forecast:
-        """``now``, its tail from as many requests as were played for it by ``refine``."""
+        """``now``, with its tail from all requests that ``refine`` has played."""
         return self.refinement.refined(self.now)
 
     @property
     def expected_p99(self) -> float | None:
-        """What answers should show where the forecast is right; ``None`` while too few requests were played."""
+        """The p99 to compare answers with; ``None`` while too few requests were played."""
         return self.refinement.expected_p99
 
     def refine(self) -> bool:
@@ -190,7 +190,7 @@ class Assessment:
     def lost(self) -> float:
         """Misses with refusals, at the upper confidence of batch latency.
 
-        Of sizes that carry as much, the one measured least would seem best by chance.
+        With the mean, the least measured of equally good sizes would seem best by chance.
         """
         return self.forecaster.loss(self.effective)
 
@@ -201,7 +201,7 @@ class Assessment:
 
     @property
     def least_loss(self) -> float:
-        """Return what is lost of the present load if all batches are full, and answered in time."""
+        """Return the share of the present load that is lost even if all batches are full and in time."""
         return self.forecaster.least_loss(self.effective)
 
     @cached_property
@@ -210,7 +210,7 @@ class Assessment:
         return self.forecaster.glance(self.effective, upper=True).miss_fraction
 
     def risk_within(self, seconds: float) -> float:
-        """Return the same of the requests of so many seconds, before which nothing waits: a backlog takes time."""
+        """Return the same for the first ``seconds`` after an empty queue: a backlog takes time to grow."""
         count = math.ceil(seconds * self.situation.process.rate)
         return self.forecaster.glance(self.effective, count=count, upper=True).miss_fraction
 
@@ -219,13 +219,13 @@ class Forecaster:
     """Forecasts settings for one situation, each at most once."""
 
     samples = SAMPLES
-    """Of arrivals that can be drawn; of recorded ones there is one."""
+    """Samples of arrivals, if these can be drawn; recorded arrivals are one sample."""
 
     def __init__(self, situation: Situation, parts: int = 0) -> None:
         """``parts``: as the attribute."""
         self.situation = situation
         self.parts = parts
-        """How many samples are parts of one long run, whose rates differ; 0: each has the exact rate."""
+        """Number of samples that are parts of one long run and differ in rate; 0: each has the exact rate."""
         self._upper = situation.service.pessimistic()
         self._groups = batchable_share.groups(
             situation.share, batchable_share.MOST_GROUPS // max(len(situation.service.mix), 1)
@@ -235,17 +235,17 @@ class Forecaster:
 
     @cached_property
     def requests(self) -> int:
-        """How many a forecast plays."""
+        """Number of requests that a forecast plays."""
         return self._lasting(LASTING)
 
     def _lasting(self, targets: float) -> int:
-        """Return how many requests come in that many times the SLO's target, within bounds."""
+        """Return the number of requests in ``targets`` times the SLO's target, within bounds."""
         count = targets * self.situation.target * self.situation.process.rate
-        # In powers of two, so that loads which differ little share their arrivals.
+        # In powers of two, so that loads that differ little share their arrivals.
         return min(REQUESTS << max(math.ceil(math.log2(count / REQUESTS)), 0), MOST_REQUESTS)
 
     def load(self, factor: float = 1.0, sample: int = 0, count: int = 0) -> Load:
-        """Return a sample of arrivals at ``factor`` times the load; of ``requests``, unless so many are asked for."""
+        """Return a sample of ``count`` arrivals (0: ``requests``) at ``factor`` times the load."""
         key = factor, sample, count or self.requests
         if key not in self._loads:
             self._loads[key] = self._drawn(*key)
@@ -260,7 +260,7 @@ class Forecaster:
         return Load(times, drawn or situation.rows, self._groups, sampling.draws(situation.service.noise, sample))
 
     def rest(self) -> None:
-        """Let go of what is quickly made again, and large: an operator has a thousand of these, and most rest."""
+        """Drop large data that is quickly made again: an operator has a thousand of these, and most are idle."""
         self._loads.clear()
 
     def assess(self, parameters: Parameters) -> Assessment:
@@ -272,7 +272,7 @@ class Forecaster:
         return known if parameters == effective else known.of(parameters)
 
     def effective(self, parameters: Parameters) -> Parameters:
-        """Return what the Batcher makes of a setting: where no request can share a batch it holds none."""
+        """Return a setting as the Batcher applies it: if no request can share a batch, it holds none."""
         situation = self.situation
         if situation.largest is not None and situation.largest < parameters.max_batch:
             parameters = replace(parameters, max_batch=max(situation.largest, situation.rows))
@@ -312,20 +312,20 @@ class Forecaster:
         """Return a lower bound of ``loss``."""
         situation, service = self.situation, self._upper
         if situation.row_shares or service.mix:
-            return 0.0  # small requests, and short ones, are refused less
+            return 0.0  # small and short requests are refused less
         most = parameters.max_batch
-        # Between sizes measured batch latency is linear, so that the cheapest size is one of them, or the largest.
+        # Between measured sizes batch latency is linear, so the cheapest size is one of them, or the largest.
         seconds = min(service.per_row(size) for size in (*service.sizes, most) if size <= most)
         concurrency = min(service.executors, parameters.max_in_flight)
         carried = concurrency / (seconds * situation.rows * situation.process.rate)
-        # What waits when the load ends is served, too; and a hundred batches may be a little quicker than their mean.
+        # The queue at the end of the load is served too, and a hundred batches may be a little faster than their mean.
         carried *= 1 + service.noise / 10
         return 1 - carried * (1 + situation.target * situation.process.rate / self._lasting(LASTING_LOSS))
 
     def glance(
         self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, count: int = 0, upper: bool = False
     ) -> Glance:
-        """Do the same for fewer figures, which is cheaper; at the upper confidence without noise."""
+        """Play the same for fewer figures, which is cheaper; at the upper confidence without noise."""
         situation, load = self.situation, self.load(factor, sample, count)
         service = self._upper if upper else situation.service
         if upper:
@@ -335,9 +335,9 @@ class Forecaster:
         return glance(load, service, parameters, situation.target, situation.margin)
 
     def judge(self, parameters: Parameters, first: Glance, factor: float = 1.0) -> Glance:
-        """Return a first glance with misses from more requests, where its own leave open whether the budget is kept.
+        """Return a first glance, with misses from more requests if its own do not decide whether the budget is kept.
 
-        Device time stays that of the first sample: that is what candidates differ in.
+        Device time stays that of the first sample, so that candidates are compared on the same arrivals.
         """
         one = first
         budget, misses, squares = self.situation.budget, 0.0, 0.0
@@ -368,16 +368,16 @@ class Forecaster:
     def single_load(self) -> float:
         """Return the share of the device's capacity that single requests would take at ``HEADROOM`` times the load."""
         situation, service = self.situation, self.situation.service
-        # Below the smallest size measured a line may end at 1 ms where the truth is 13 ms.
+        # Below the smallest measured size a line may end at 1 ms when the true latency is 13 ms.
         is_measured = service.sizes[0] <= situation.rows
         seconds = service.time(situation.rows) if is_measured else service.upper(situation.rows)
         return HEADROOM * situation.process.rate * seconds / service.executors
 
     def saving(self, one: Assessment, other: Assessment) -> float:
-        """Return the saving of ``one`` over ``other`` in device time per request, or in capacity used if that is more.
+        """Return the saving of ``one`` over ``other`` in device time per request, or in used capacity if that is more.
 
-        A device that computes several batches at once may be busy all the time while each request takes more of its
-        capacity than it needs.
+        A device that computes several batches at once may be busy all the time while requests use more of its
+        capacity than they need.
         """
         wall = 1 - one.now.device_time / other.now.device_time
         return max(wall, 1 - self._work(one) / self._work(other))

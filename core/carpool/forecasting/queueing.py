@@ -1,4 +1,4 @@
-"""What parameters would do to given arrivals on a given device: latency, misses, utilization, goodput."""
+"""Latency, misses, utilization and goodput of given arrivals on a given device, with given parameters."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 TOGETHER = 3.0
-"""Requests that miss together, at least. A burst makes seven late, or hundreds: then 20 misses are three events."""
+"""Least requests that miss together. A burst makes seven late, or hundreds: then 20 misses are three events."""
 
 
 class Glance(Struct, frozen=True):
-    """The figures that most choices need, for half of what a ``Forecast`` costs. Shares are of all requests."""
+    """The figures that most choices need, at half the cost of a ``Forecast``. Shares are of all requests."""
 
     miss_fraction: float
     """Requests not answered by their due time: late, or refused."""
@@ -37,13 +37,13 @@ class Glance(Struct, frozen=True):
     mean: float
     """Latency in seconds over the requests served (``inf`` when none is)."""
     utilization: float
-    """Share of its capacity to compute batches at once that the device uses."""
+    """Share of the device's capacity, over all batches it can compute at once, that is used."""
     together: float = TOGETHER
-    """How many requests miss together, in the mean over those that miss: the length of runs of late batches."""
+    """Mean number of requests that miss together, over those that miss: the length of runs of late batches."""
 
 
 class Forecast(Glance, frozen=True, kw_only=True):
-    """What to expect. Latencies in seconds over the requests served (``inf`` when none is)."""
+    """All figures. Latencies in seconds over the requests served (``inf`` when none is)."""
 
     p50: float
     p90: float
@@ -57,9 +57,9 @@ class Forecast(Glance, frozen=True, kw_only=True):
     throughput: float
     """Answers per second."""
     mean_batch: float
-    """Rows."""
+    """Rows per batch."""
     requests: int
-    """Arrivals behind the forecast."""
+    """Number of arrivals played."""
 
 
 class Load(NamedTuple):
@@ -68,7 +68,7 @@ class Load(NamedTuple):
     arrivals: Sequence[float]
     """Seconds, ascending, at least one."""
     rows: Sequence[int] | int = 1
-    """Of each request, or of all of them."""
+    """Rows of each request, or one number for all."""
     groups: Sequence[float] = (1.0,)
     """Shares of the requests that have one batch key each."""
     draws: tuple[float, ...] = (1.0,)
@@ -160,7 +160,7 @@ def _rules(
 
 
 def _unit(load: Load, service: ServiceTime, rules: Rules) -> tuple[tuple[float, ...], tuple[float, ...], Rules] | None:
-    """Return batch times and rules by requests where these are all alike, so that one queue serves them."""
+    """Return batch times and rules in requests, if all requests are alike and one queue serves them."""
     rows, cap = load.rows, rules.cap
     if service.mix or len(load.groups) > 1 or not isinstance(rows, int) or rows > cap or cap % rows:
         return None
@@ -183,7 +183,7 @@ def _played(load: Load, service: ServiceTime, rules: Rules) -> Run:
     return replay(load.arrivals, rows, kinds, rules)
 
 
-# A search asks for the same few again and again, of every length bucket.
+# A search needs the same few again and again, for every length bucket.
 @lru_cache(maxsize=256)
 def _times(service: ServiceTime, largest: int) -> tuple[float, ...]:
     return service.table(largest)
@@ -195,5 +195,5 @@ def _slow(service: ServiceTime, largest: int) -> tuple[float, ...]:
 
 
 def _quantile(ascending: Sequence[float], q: float) -> float:
-    """Smallest value that a share ``q`` does not exceed (nearest rank); ``inf`` of nothing."""
+    """Return the smallest value that a share ``q`` does not exceed (nearest rank); ``inf`` without values."""
     return ascending[max(math.ceil(q * len(ascending)) - 1, 0)] if ascending else math.inf

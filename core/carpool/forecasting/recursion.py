@@ -1,9 +1,9 @@
 """Requests of one row in one queue: the loops that a search spends its time in.
 
-Where none is refused it is played batch by batch. A batch leaves at d = max(first free slot, a0, min(a0 + W, aB)): when
+Without refusals it is played batch by batch. A batch leaves at d = max(first free slot, a0, min(a0 + W, aB)): when
 a slot is free and it is full, or its oldest request has waited W = ``max_wait``, or more waiting would make that one
-late. The loop takes one turn per batch, not per request. Refusals are played request by request. What neither loop can
-play (requests of several rows or kinds) is played by ``replay``.
+late. The loop has one iteration per batch, not per request. Refusals are played request by request. Requests of
+several rows or kinds are played by ``replay``.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ class Rules(Frozen, frozen=True):
     wait: float
     slots: int
     passing: bool
-    """Whether requests pass one by one until more wait than slots serve."""
+    """Whether requests are sent one by one until more wait than there are slots."""
     concurrency: int
     """Batches that the device computes at once, at most ``slots``."""
     target: float
     """Seconds from arrival until which a request has to be answered: batches leave in time for it."""
     margin: float = 1.0
-    """Share of it within which an answer counts as in time."""
+    """Share of the target within which an answer counts as in time."""
     shed: bool = False
     """Whether requests that would be late are refused."""
     surely: float = 1.0
     """Factor on a batch's mean time that it seldom exceeds."""
     draws: "tuple[float, ...]" = (1.0,)
-    """Multipliers of batch times, one per batch, over and over."""
+    """Multipliers of batch times, one per batch, repeated."""
 
 
 class Run:
-    """What becomes of the requests, batch by batch."""
+    """The result for the requests, batch by batch."""
 
     def __init__(self) -> None:
         self.latencies: list[float] = []
@@ -56,12 +56,12 @@ class Run:
         self.busy = 0.0
         """Seconds with a batch in flight."""
         self.work = 0.0
-        """Seconds of all batches without their noise: 300 that spread by 40 % take 2 % more or less."""
+        """Seconds of all batches without noise: with a CV of 40 %, the sum of 300 batches varies by 2 %."""
         self.end = -math.inf
         self.misses = 0
         """Late requests."""
         self.squares = 0
-        """Of the late requests of batches in a row that had some."""
+        """Sum of squares of the late requests in each run of late batches."""
         self._burst = 0
 
     def batch(self, size: int, rows: int, seconds: float, leave: float, finish: float) -> None:
@@ -74,13 +74,13 @@ class Run:
 
     def missed(self, late: int) -> None:
         """Count the late requests of the next batch."""
-        self.squares += late * (2 * self._burst + late)  # what the square of the burst grows by
+        self.squares += late * (2 * self._burst + late)  # the increase of the burst's square
         self._burst = self._burst + late if late else 0
         self.misses += late
 
 
 class Tally(Run):
-    """The same, of requests of one row, served in order of arrival; latencies and sizes only if it ``keeps`` them."""
+    """The same for requests of one row, in order of arrival; latencies and sizes only if ``keeps`` is set."""
 
     def __init__(self, arrivals: Sequence[float], times: tuple[float, ...], limit: float, *, keeps: bool) -> None:
         super().__init__()
@@ -110,8 +110,8 @@ class Tally(Run):
 def due_with(arrivals: Sequence[float], first: int, holds: Sequence[float], least: int, most: int) -> int:
     """Return how many requests, from ``least`` to ``most``, leave together when the oldest is ``first``.
 
-    ``holds``: how long the oldest may wait, by the requests that wait. Each arrival makes the batch slower, so that it
-    has to leave earlier.
+    ``holds``: how long the oldest may wait, by the number of waiting requests. Each arrival makes the batch slower, so
+    it has to leave earlier.
     """
     oldest = arrivals[first]
     while least < most:
@@ -129,7 +129,7 @@ def recursion(
     """Serve all requests; ``times`` and ``slow``: seconds of a batch by its rows, and what it seldom exceeds."""
     count, cap, slots = len(arrivals), rules.cap, rules.slots
     wait = rules.wait if rules.wait > 0 else -math.inf
-    # How long the oldest may wait, by rows that wait: W, or until it would be late.
+    # How long the oldest may wait, by waiting rows: W, or until it would be late.
     holds = [min(rules.wait, rules.target - each) for each in slow]
     shortest = holds[-2] if cap > 1 else rules.wait
     patient = shortest >= wait
@@ -165,7 +165,7 @@ def recursion(
                 leave = due
             else:
                 batched = 0
-            # A request that comes at the very moment a batch leaves for another reason misses it.
+            # A request that arrives exactly when a batch leaves for another reason is not in it.
             beyond = first + batched if batched else _behind(padded, leave, first, full)
         elif leave <= oldest:  # nothing to wait for
             leave, beyond = oldest, first + 1
@@ -199,7 +199,7 @@ def _one_by_one(
     computing: list[float] | None,
     tally: Tally,
 ) -> None:
-    """Pass requests through, each in a batch of its own, until more wait than there are slots."""
+    """Send requests one by one, each in its own batch, until more wait than there are slots."""
     for index in range(count):
         oldest = padded[index]
         leave = flight[0]
@@ -216,9 +216,9 @@ def _one_by_one(
 
 
 def refusing(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[float], rules: Rules) -> Run:
-    """Serve all but those that would be late: these are refused on arrival, or dropped when their batch leaves.
+    """Serve all requests but those that would be late: refused on arrival, or dropped when their batch leaves.
 
-    ``replay`` does the same for requests of any size and kind, and passes them one by one; it takes ten times as long.
+    ``replay`` does the same for requests of any size and kind, and can send them one by one, but is ten times slower.
     """
     count, cap, slots, concurrency = len(arrivals), rules.cap, rules.slots, rules.concurrency
     wait, target, surely = rules.wait, rules.target, rules.surely
@@ -273,7 +273,7 @@ def refusing(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[f
 
 def _expected(waiting: int, is_free: bool, times: Sequence[float], cap: int, concurrency: int, surely: float) -> float:
     """Return the seconds from when the device is free until a request that comes now would be answered."""
-    if is_free:  # what waits is only held for other requests, and leaves in time with this one
+    if is_free:  # waiting requests are only held for others, and leave in time with this one
         return times[min(waiting + 1, cap)]
     if waiting < cap:
         return times[waiting + 1]
@@ -288,7 +288,7 @@ def _members(
     beyond = len(queue)
     members: list[float] = []
     while head < beyond and len(members) < cap:
-        # Where others fill the batch the place is for those surely in time.
+        # If other requests would fill the batch, the place is for those surely in time.
         fills = beyond - head - 1 >= cap - len(members)
         if start + (lasting * surely if fills else lasting) <= dues[head] + ROUNDING:
             members.append(queue[head])

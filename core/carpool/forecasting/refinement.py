@@ -1,4 +1,4 @@
-"""A forecast's tail from more and more requests: 4,000, as a search plays, leave a p99 up to 25 % off under bursts."""
+"""Refines a forecast's tail with more requests: under bursts, a search's 4,000 leave the p99 up to 25 % off."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INSTANT = 1e-9
 """Seconds below which all latencies are one class."""
 
 ENOUGH = 8
-"""Samples from which their differences say how sure the p99 is."""
+"""Samples from which their differences give the confidence interval of the p99."""
 
 MOST = 128
 """Samples played at most."""
@@ -41,9 +41,9 @@ class Refinement:
     __slots__ = ("_counts", "_tails", "misses", "requests")
 
     def __init__(self) -> None:
-        # Nothing that takes memory: an operator has forty thousand of these, and nearly all stay empty.
+        # Takes hardly any memory: an operator has forty thousand of these, and nearly all stay empty.
         self._counts: tuple[array[int], ...] = ()
-        """Classes of latencies, ascending, and how many are in each."""
+        """Classes of latencies, ascending, and the count of each."""
         self._tails: tuple[float, ...] = ()
         """The p99 of each sample."""
         self.misses: tuple[float, ...] = ()
@@ -59,7 +59,7 @@ class Refinement:
             ascending = sorted(latencies)
             begin = 0
             while begin < len(ascending):
-                # A class at a time: a logarithm of each would cost more than the search does.
+                # One logarithm per class: one per latency would cost more than the search.
                 each = math.floor(math.log(max(ascending[begin], INSTANT)) / FINENESS)
                 end = bisect_left(ascending, math.exp((each + 1) * FINENESS), begin + 1)
                 counts[each] += end - begin
@@ -69,23 +69,23 @@ class Refinement:
 
     @property
     def samples(self) -> int:
-        """How many were added."""
+        """Number of samples added."""
         return len(self.misses)
 
     @property
     def is_done(self) -> bool:
-        """Whether more samples would change little; a p99 has half of its interval within ``WITHIN``."""
+        """Whether more samples would change little: half of the p99's interval is within ``WITHIN``."""
         if self.samples < ENOUGH:
             return False
         return self.samples >= MOST or len(self._tails) < 2 or self.doubt <= WITHIN
 
     @property
     def doubt(self) -> float:
-        """Half of the 95 % interval of the p99, relative to it, by how much samples differ."""
+        """Half of the 95 % interval of the p99, relative to it, from the differences of samples."""
         return 1.96 * stdev(self._tails) / math.sqrt(len(self._tails)) / fmean(self._tails)
 
     def quantile(self, q: float) -> float:
-        """Return a quantile (seconds) of all latencies; ``inf`` of none."""
+        """Return a quantile (seconds) of all latencies; ``inf`` without any."""
         classes, counts = self._counts or ((), ())
         beyond, most = 0, (1 - q) * sum(counts)
         for each, count in zip(reversed(classes), reversed(counts), strict=True):
@@ -95,7 +95,7 @@ class Refinement:
         return math.inf
 
     def refined(self, searched: Forecast) -> Forecast:
-        """Return a forecast with its tail, and its misses, from all samples; as it is while there is only one."""
+        """Return a forecast with its tail and misses from all samples; unchanged while there is only one."""
         if self.samples < 2:
             return searched
         misses = sum(self.misses) / self.samples
@@ -103,5 +103,5 @@ class Refinement:
 
     @property
     def expected_p99(self) -> float | None:
-        """What answers should show, in seconds; ``None`` while too few samples were played, or nothing was answered."""
+        """The p99 to compare answers with, in seconds; ``None`` with too few samples, or without answers."""
         return self.quantile(0.99) if self.samples >= BELIEVED and self._counts else None

@@ -1,8 +1,8 @@
 """Requests of any size and kind, some of them refused: the Batcher's rules, request by request.
 
-Requests of one kind share batches: those of one length bucket, and of one batch key. Each kind is a queue, and all
-queues share the slots. Played as one queue, batches come out several times too large: with a hundred keys a wait
-seemed to save 94 % of the device time, and saved nothing.
+Requests of one kind share batches: those with one length bucket and one batch key. Each kind is a queue, and all
+queues share the slots. Played as one queue, batches would be several times too large: with a hundred keys the forecast
+of a wait saved 94 % of the device time, but in fact it saved nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Kind(NamedTuple):
     """Requests that share batches."""
 
     share: float
-    """Of all requests."""
+    """Share of all requests."""
     times: tuple[float, ...]
     """Seconds of a batch by its rows, up to the largest batch or the largest request."""
     slow: tuple[float, ...]
-    """What such a batch seldom exceeds, up to the largest batch."""
+    """Seconds that such a batch seldom exceeds, up to the largest batch."""
 
 
 class _Waiting:
@@ -51,7 +51,7 @@ class _Waiting:
 
 
 class _Queue:
-    """What waits of one kind."""
+    """The waiting requests of one kind."""
 
     __slots__ = ("full", "kind", "leaves", "part", "requests", "rows")
 
@@ -103,7 +103,7 @@ class _Player:
         self.run = Run()
 
     def next_batch(self) -> float:
-        """Return when the next batch leaves, if nothing else comes; ``inf``: nothing waits."""
+        """Return when the next batch leaves if no request comes before; ``inf``: nothing waits."""
         queues = self.queues
         leave = queues[0].leaves if len(queues) == 1 else min(queue.leaves for queue in queues)
         flight, slots = self.flight, self.rules.slots
@@ -111,7 +111,7 @@ class _Player:
         return max(leave, free, self.now)
 
     def arrive(self, index: int, now: float, rows: int, which: int) -> None:
-        """Admit a request, or refuse it: it would be late behind what waits, with its own batch as it is by then."""
+        """Admit a request, or refuse it if it would be late behind the queue, with its batch as it would be then."""
         self.now = now
         flight, rules, queue = self.flight, self.rules, self.queues[which]
         del flight[: bisect_right(flight, now)]
@@ -138,7 +138,7 @@ class _Player:
             self._changed(queue)
 
     def _start(self, at: float) -> float:
-        """Return when the device takes up a batch that is sent at a time."""
+        """Return when the device begins a batch that is sent at a time."""
         flight, concurrency = self.flight, self.rules.concurrency
         return max(at, flight[-concurrency]) if len(flight) >= concurrency else at
 
@@ -148,7 +148,7 @@ class _Player:
         cap, waiting = rules.cap, queue.rows
         least = alone if self.passing or rows > cap else 0.0
         if len(self.flight) < rules.slots:
-            # What waits is only held for other requests, and leaves in time with this one.
+            # Waiting requests are only held for others, and leave in time with this one.
             return max(least, times[min(rows if self.passing else waiting + rows, cap)])
         if self.passing:
             ahead = sum(
@@ -162,7 +162,7 @@ class _Player:
         return ahead / rules.concurrency + own
 
     def _changed(self, queue: _Queue) -> None:
-        """Work out anew when the next batch of a queue is due: full, or its oldest has waited, or would be late."""
+        """Compute when a queue's next batch is due: full, or its oldest has waited long enough, or would be late."""
         rules, rows, kind = self.rules, queue.rows, queue.kind
         if rules.shed:
             full, part = divmod(rows, rules.cap)
@@ -237,10 +237,10 @@ class _Player:
         return members, size
 
 
-# Of every sample of arrivals that a search may play, at the load there is and at more.
+# For every sample of arrivals that a search may play, at the present load and at higher ones.
 @lru_cache(maxsize=32)
 def assigned(count: int, shares: tuple[float, ...], seed: float) -> list[int]:
-    """Return a kind for each arrival: as many of each as its share says, in an order that ``seed`` gives."""
+    """Return a kind for each arrival: exact shares of each kind, in an order that depends on ``seed``."""
     bounds = [round(upto / sum(shares) * count) for upto in accumulate(shares, initial=0.0)]
     members = [which for which, (low, high) in enumerate(pairwise(bounds)) for _ in range(high - low)]
     Random(seed).shuffle(members)

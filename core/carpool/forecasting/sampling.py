@@ -1,8 +1,8 @@
-"""Arrivals, rows and noise that forecasts are played with: always the same, and at the very rate that is asked for.
+"""Arrivals, rows and noise that forecasts are played with: always the same, and at exactly the requested rate.
 
-4,000 arrivals of a process come at its rate give or take 1.6 % (Poisson) or 3 % (gaps with a CV of 2): as much as
-decides whether the SLO is met near the capacity, and with equal seeds the same error in every forecast. So the last of
-them is put where it belongs.
+The rate of 4,000 drawn arrivals is off by 1.6 % (Poisson) or 3 % (gaps with a CV of 2). Near the capacity that decides
+whether the SLO is met, and with equal seeds every forecast has the same error. So arrivals are scaled to the exact
+rate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from carpool.learning import arrivals
 
 SEED = 20
-"""Every forecast of every decision meets the same arrivals, so that candidates differ by what they are."""
+"""Every forecast of every decision has the same arrivals, so that candidates do not differ by chance."""
 
 NOISELESS = 0.01
 """Coefficient of variation of batch times below which they are played without noise."""
@@ -25,8 +25,8 @@ NOISELESS = 0.01
 def times(process: arrivals.Fitted, count: int, factor: float = 1.0, sample: int = 0, parts: int = 0) -> list[float]:
     """List about ``count`` arrivals, in seconds, at ``factor`` times the load; ``sample``: which of many such lists.
 
-    ``parts``: how many of them are parts of one long list, so that their rates differ by chance, and that of all is
-    exact. Of gaps with a CV of 4, 4,000 arrivals come 6 % faster or slower, and what misses then limits a capacity.
+    ``parts``: how many of them are parts of one long list: their rates differ by chance, and the rate of all is
+    exact. With gaps of a CV of 4, 4,000 arrivals are 6 % faster or slower; those misses also limit the capacity.
     """
     rate, begin = process.rate * factor, 0.0
     run = _unit(_at_one(process, factor), count * max(parts, 1), 0 if parts else sample)
@@ -37,19 +37,19 @@ def times(process: arrivals.Fitted, count: int, factor: float = 1.0, sample: int
 
 
 def drawn(process: arrivals.Fitted, count: int, sample: int) -> list[float]:
-    """List ``count`` arrivals as they come, now more and now fewer: over many samples a tail has to have that too."""
+    """List ``count`` arrivals at a rate that varies by chance: a tail over many samples has to include that."""
     return [time / process.rate for time in _unit_drawn(_at_one(process), count, sample)]
 
 
 def _at_one(process: arrivals.Fitted, factor: float = 1.0) -> arrivals.Fitted:
-    """Return the process at so many times its load, in units of one arrival each: bursts last as many seconds."""
+    """Return the process at ``factor`` times its load, scaled to one arrival per unit; bursts last as many seconds."""
     more = {"lasting": process.lasting * process.rate * factor} if isinstance(process, arrivals.Modulated) else {}
     return replace(process, rate=1.0, **more)
 
 
 @lru_cache(maxsize=32)
 def _unit_drawn(process: arrivals.Fitted, count: int, sample: int) -> array[float]:
-    """Arrivals at one a second: a thousand policies share them, and an array takes a quarter of a tuple's memory."""
+    """Return arrivals at one a second: a thousand policies share them; an array takes a quarter of a tuple's memory."""
     return array("d", arrivals.first(process, count, _random(sample)))
 
 
@@ -77,7 +77,7 @@ def _random(sample: int) -> Random:
 
 @lru_cache(maxsize=16)
 def _unit(process: arrivals.Fitted, count: int, sample: int) -> tuple[float, ...]:
-    """Arrivals at one a second, to be put closer: the same for every search."""
+    """Return arrivals at one a second, to be scaled: the same for every search."""
     found = arrivals.first(process, count, _random(sample))
     scale = count / found[-1]
     return tuple(time * scale for time in found)

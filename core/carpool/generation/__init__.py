@@ -1,1 +1,1 @@
-"""Token streams: a gate that admits what an engine serves within TTFT and TPOT, and a twin of the engine."""
+"""Token streams: a gate that admits the requests an engine can serve within TTFT and TPOT, and a simulated engine."""

@@ -1,9 +1,9 @@
-"""How far requests come out above their forecast, and what share of the target may therefore be planned with.
+"""How far requests exceed their forecast, and the safety margin on the targets that follows.
 
-Every request that ended leaves what the engine did while it ran. From this the model *as it is now* says how long it
-should have taken, with prompts spread evenly; so a model that was wrong at first, or an engine that changed, leaves no
-trace here. The ratio of what it took to that is the luck of the request: a prompt of another one in a short answer,
-say.
+For every ended request, the engine's work while it ran is stored. From this the *present* model forecasts how long it
+should have taken, with prompts spread evenly; so errors of an earlier model, or of an earlier engine, have no effect
+here. The ratio of the measured time to this forecast varies by request: a short answer may have met another
+request's prompt, for example.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from carpool.generation.step_model import StepModel
 
 MEMORY = 300
-"""Requests that count."""
+"""Number of last requests that count."""
 
 FIRSTS_MEMORY = 60.0
 """Seconds for which a first token counts, as long as `ENOUGH` later ones are known. Where one comes in two seconds, a
 stall would count for ten minutes by number alone."""
 
 ENOUGH = 20
-"""First tokens from which their ratios count."""
+"""First tokens needed before their ratios count."""
 
 ENOUGH_ANSWERS = 100
-"""Answers from which theirs do: those that end first are short ones, which are off the most."""
+"""Answers needed before their ratios count: the first to end are short ones, which have the largest errors."""
 
 ENOUGH_WINDOWS = 8
-"""Windows of the step model from which it says what an engine carries. A window or two leave some coefficients at 0: of
-a small model a capacity of 150,000 requests/s was reported for 13 s."""
+"""Windows of the step model needed for a capacity. After one or two windows some coefficients are 0: for a small model
+a capacity of 150,000 requests/s was reported for 13 s."""
 
 MARGINS = [0.8 * 1.06**k for k in range(26)]
 """Candidates, from 0.8 to 3.4."""
 
 FREE = 0.03
-"""Share of the goodput that is given up for fewer misses: near the best margin it hardly changes, but misses do."""
+"""Share of the goodput that may be lost for fewer misses: near the best margin it hardly changes, but misses do."""
 
 EVERY = 4
-"""Windows of the step model between two looks at the margins: 2 s."""
+"""Windows of the step model between two updates of the margins: 2 s."""
 
 GENTLE = 0.7
 """Share of the way to a new margin in one step."""
@@ -52,12 +52,12 @@ TTFT_QUANTILE = 0.95
 """Share of the admitted requests whose first token has to be in time."""
 
 LEAST_TTFT, MOST_TTFT = 0.5, 4.0
-"""Bounds of the time kept for a first token over its forecast. Engines need 1.3 to 3.5. A stall is no multiple of the
-forecast: with 15 s over 70 ms nothing would be in time any more but what an empty engine gets."""
+"""Bounds of the time planned for a first token over its forecast. Engines need 1.3 to 3.5. A stall is no multiple of
+the forecast: with 15 s over 70 ms only requests to an empty engine would be in time."""
 
 
 class Answer(NamedTuple):
-    """A complete request: what the engine did meanwhile, and its lengths; output tokens of each of its choices."""
+    """A complete request: the engine's work meanwhile, and its lengths; output tokens of each of its choices."""
 
     totals: Totals
     prompt_tokens: int
@@ -76,7 +76,7 @@ class FirstToken(NamedTuple):
 
 
 class Calibration:
-    """``tpot``: the target over what is planned with; ``ttft``: the time kept for a first token over its forecast."""
+    """``tpot``: the target over the planned TPOT; ``ttft``: the time planned for a first token over its forecast."""
 
     def __init__(self) -> None:
         self.tpot = 1.1
@@ -85,16 +85,16 @@ class Calibration:
         self._answers: deque[Answer] = deque(maxlen=MEMORY)
         self._firsts: deque[FirstToken] = deque(maxlen=MEMORY)
         self._admitted: dict[int, FirstToken] = {}
-        """Per request without a first token: as if that had come at once."""
+        """By request without a first token: its record, as if the token had come at once."""
         self._began: dict[int, Totals] = {}
 
     def admitted(self, request: Request, now: float, meter: Meter) -> None:
-        """Note what is before a request; it is not counted in ``meter`` yet."""
+        """Note the work before a request, which is not counted in ``meter`` yet."""
         tokens = meter.ahead + request.prompt_tokens
         self._admitted[request.key] = FirstToken(now, 0.0, tokens, meter.sequences, meter.kv)
 
     def first_token(self, request: Request, now: float, meter: Meter, *, seen: bool = True) -> None:
-        """Note how long it took, if that was ``seen``, and where the engine is."""
+        """Note how long it took, if that was ``seen``, and the engine's totals."""
         before = self._admitted.pop(request.key)
         if seen:
             self._firsts.append(before._replace(at=now, seconds=now - before.at))
@@ -113,7 +113,7 @@ class Calibration:
         self._began.pop(request.key, None)
 
     def window(self, model: StepModel, slo: Slo) -> None:
-        """Note that the model has learned from another window; every few of them look at the margins again."""
+        """Note that the model has learned from another window; every few of them update the margins."""
         self._windows += 1
         if self._windows % EVERY == 0:
             self.refit(model, slo)
@@ -156,7 +156,7 @@ class Calibration:
 
 
 def ratio(answer: Answer, model: StepModel) -> float:
-    """Return what a request took over what the model says of its steps; 0 for an answer of one token."""
+    """Return a request's measured time over the model's time for its steps; 0 for an answer of one token."""
     totals = answer.totals
     if answer.output_tokens < 2 or totals.seconds <= 0:
         return 0.0

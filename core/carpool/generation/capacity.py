@@ -1,4 +1,4 @@
-"""What one engine carries within a target for the time per output token: sequences, requests and tokens per second."""
+"""The capacity of one engine within a target for TPOT: sequences, requests and tokens per second."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Load(NamedTuple):
     def throughput(self, model: StepModel, tpot: float) -> float:
         """Return the requests per second at which the mean time per output token is ``tpot``.
 
-        By Little's law rate x decoded x tpot sequences decode, in the time that prompts leave.
+        By Little's law, rate x decoded x tpot sequences decode, in the time not used for prompts.
         """
         low, high = 0.0, 1 / max(1e-6, model.prompt_token * self.prompt)
         high = min(high, 1e4)
@@ -62,7 +62,7 @@ class Carried(NamedTuple):
 def carried(
     model: StepModel, load: Load, tpot: float, *, kv_tokens: float | None = None, most: float | None = None
 ) -> Carried | None:
-    """Return what an engine carries at ``tpot`` seconds per output token.
+    """Return an engine's capacity at ``tpot`` seconds per output token.
 
     ``kv_tokens``: what the KV cache may hold; ``most``: sequences at once. None where answers have one token only, or
     a sequence alone is slower than the target.

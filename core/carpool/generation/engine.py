@@ -1,8 +1,8 @@
-"""The engine's twin: iteration-level scheduling as vLLM and TGI do it, in virtual time.
+"""The simulated engine: iteration-level scheduling like vLLM's and TGI's, in virtual time.
 
 Each step decodes one token of every running sequence, and fills the rest of its token budget with prompts (Yu et al.
-2022, "Orca"; Agrawal et al. 2024, "Sarathi-Serve"). The KV cache is given out in blocks. When none is free, the
-sequence that came last is preempted and computed again later, prompt and answer (Kwon et al. 2023, "vLLM", 4.5).
+2022, "Orca"; Agrawal et al. 2024, "Sarathi-Serve"). The KV cache is allocated in blocks. When none is free, the
+newest sequence is preempted and computed again later, prompt and answer (Kwon et al. 2023, "vLLM", 4.5).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_ALIKE = 64
 
 
 class Sequence:
-    """A request inside the engine. ``output_tokens`` is what it will answer, which only the engine knows."""
+    """A request inside the engine. ``output_tokens``: the length of its answer, which only the engine knows."""
 
     __slots__ = (
         "blocks",
@@ -51,7 +51,7 @@ class Sequence:
 
 
 class Progress(NamedTuple):
-    """What one or several steps did: ``steps`` that end at ``end``, of ``decoding`` sequences each.
+    """The result of one or several steps: ``steps`` that end at ``end``, of ``decoding`` sequences each.
 
     ``tokens`` counts those of sequences that were decoding before; ``first`` sequences have their first token at
     ``end``.
@@ -93,12 +93,12 @@ class Engine:
 
     @property
     def load(self) -> tuple[int, int, float]:
-        """Sequences that run, that wait, and the share of the KV cache in use, as ``/metrics`` of an engine says."""
+        """Running and waiting sequences, and the share of the KV cache in use, as an engine's ``/metrics`` reports."""
         blocks = self.profile.kv_tokens // self.profile.block_tokens
         return len(self._running), len(self._waiting), 1 - self._free / blocks
 
     def submit(self, sequence: Sequence) -> None:
-        """Take a sequence; it is computed when its turn comes."""
+        """Queue a sequence."""
         self._waiting.append(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
@@ -121,7 +121,7 @@ class Engine:
         if not decoding and not taken:
             raise ValueError(f"a prompt of {self._waiting[0].needed} tokens does not fit into the KV cache")
         count = 1 if taken else self._alike(now, until)
-        # A step of prompts only does not read the cache of those that decode.
+        # A step with prompts only does not read the cache of decoding sequences.
         cached = self._cached if decoding else sum(sequence.computed for sequence, _ in prompts)
         end = now + self._seconds(decoding, cached, taken, count)
         finished: list[Sequence] = []
@@ -142,7 +142,7 @@ class Engine:
         )
 
     def _schedule(self) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
-        """Take prompts into this step, in order, as far as its tokens and the cache allow."""
+        """Add prompts to this step, in order, as far as its tokens and the cache allow."""
         profile = self.profile
         chunked = profile.prefill == "chunked"
         budget = profile.max_batched_tokens - (len(self._running) if chunked else 0)
@@ -186,7 +186,7 @@ class Engine:
         preempted: list[Sequence] = []
         wanted = self._growth
         if wanted[self._steps % self.profile.block_tokens] > self._free and self._waiting and self._waiting[0].computed:
-            # A prompt that is half computed came after all that run.
+            # A half-computed prompt is newer than all running sequences.
             self._release(self._waiting[0])
             preempted.append(self._waiting[0])
         while wanted[self._steps % self.profile.block_tokens] > self._free and len(self._running) > 1:
@@ -227,12 +227,12 @@ class Engine:
         self._steps += count
 
     def _complete(self) -> list[Sequence]:
-        """Take out what is complete."""
+        """Remove complete sequences."""
         finished = []
         while self._ends and self._ends[0][0] <= self._steps:
             ends, key = heappop(self._ends)
             sequence = self._running.get(key)
-            # Of a sequence that was preempted or cancelled since, the entry is out of date.
+            # The entry of a sequence that was preempted or cancelled since is outdated.
             if sequence is not None and sequence.ends == ends:
                 self._settle(sequence)
                 self._leave(sequence)
@@ -256,7 +256,7 @@ class Engine:
         heappush(self._ends, (sequence.ends, sequence.key))
 
     def _settle(self, sequence: Sequence) -> None:
-        """Bring the counts of a running sequence up to date; while it runs they follow from the steps."""
+        """Update the counts of a running sequence; while it runs they follow from the steps."""
         generated = sequence.output_tokens - (sequence.ends - self._steps)
         sequence.computed += generated - sequence.generated
         sequence.generated = generated

@@ -1,8 +1,8 @@
-"""The gate: which requests the engine gets, and when, so that those which it gets meet TTFT and TPOT.
+"""The gate: which requests the engine gets, and when, so that admitted requests meet TTFT and TPOT.
 
-An engine that batches step by step takes whatever comes, and every sequence slows all others. The gate admits while the
-forecast mean time per output token stays within the target, and holds the rest back; requests that would have their
-first token too late are refused, at arrival where that is sure already.
+An engine that batches step by step accepts every request, and every sequence slows all others. The gate admits while
+the forecast mean time per output token stays within the target, and holds the rest back; requests whose first token
+would be too late are refused, at arrival if that is already certain.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from carpool.generation.step_model import StepModel
 
 HEADROOM = 0.9
-"""Of the target, up to which requests of batch priority fill the engine."""
+"""Share of the target up to which requests of batch priority fill the engine."""
 
 TURNS = 20
-"""Interactive requests after which one of batch priority that has waited long goes next, if it fits."""
+"""After so many interactive requests, one of batch priority that has waited long is next, if it fits."""
 
 PACE_MEMORY = 8.0
 """Seconds over which the rate of admission is measured."""
 
 
 class Limits(NamedTuple):
-    """What people set; the gate finds the rest."""
+    """Configured limits; the gate learns the rest."""
 
     order: Order = Order.FCFS
     weights: Mapping[str, float] | None = None
     max_running: int | None = None
     max_queued_tokens: int | None = None
     kv_tokens: int | None = None
-    """Size of the engine's KV cache, where the engine reports neither it nor its use."""
+    """Size of the engine's KV cache, if the engine reports neither it nor its use."""
     kv_budget_percent: float = Generation().kv_budget_percent
     ageing: float = 60.0
     """Seconds after which a request of batch priority gets a turn although interactive ones wait."""
@@ -66,12 +66,12 @@ class Gate:
         self._batch = FairQueue(self.limits.order, self.limits.weights)
         self._expiry = Expiry()
         self._tpots: Counter[float] = Counter()
-        """Requests with the engine that have targets of their own, by that for TPOT."""
+        """Requests at the engine with their own targets, by the TPOT target."""
         self._passed = 0
         """Interactive requests admitted since the last one of batch priority."""
 
     def configure(self, slo: Slo, limits: Limits) -> None:
-        """Take other targets and limits; what was learned, and what waits, stays."""
+        """Apply other targets and limits; the learned model and waiting requests stay."""
         self.slo, self.limits = slo, limits
         self.kv.configure(limits.kv_budget_percent, limits.kv_tokens)
         for queue in (self._interactive, self._batch):
@@ -83,11 +83,11 @@ class Gate:
         return self._interactive.requests + self._batch.requests
 
     def waiting(self) -> dict[str, float]:
-        """Return what every tenant with interactive requests waiting was served, in tokens by cost over its weight."""
+        """Return the service of every tenant with waiting interactive requests, in token cost over its weight."""
         return self._interactive.waiting(self.meter.steps)
 
     def arrive(self, request: Request, now: float) -> list[Action]:
-        """Take a request in, or refuse it."""
+        """Queue a request, or refuse it."""
         expected = self.kv.lengths.expected(request)
         request.cost = PROMPT_COST * request.prompt_tokens + OUTPUT_COST * expected * request.choices
         reason, wait = self._hopeless(request, now)
@@ -99,7 +99,7 @@ class Gate:
         return self.poll(now)
 
     def poll(self, now: float) -> list[Action]:
-        """Admit what fits, in order, and refuse what has become too late."""
+        """Admit the requests that fit, in order, and refuse those that have become too late."""
         actions: list[Action] = [self._expire(request) for request in self._expiry.due(now)]
         while heads := self._heads():
             if self.meter.streams and (late := [head for head in heads if now > self._latest(head)]):
@@ -129,7 +129,7 @@ class Gate:
         return self.poll(now)
 
     def first_token(self, request: Request, now: float, *, seen: bool = True) -> list[Action]:
-        """Note the first token of a request; not ``seen``: it is taken to come now, and teaches nothing."""
+        """Note the first token of a request; not ``seen``: it is assumed to come now, and is not learned from."""
         request.state = State.DECODING
         self.meter.first_token(request)
         self._queue(request).tenant(request.tenant).decodes(request.sequences, self.meter.steps)
@@ -176,7 +176,7 @@ class Gate:
             self.kv.report(kv_share, self.meter.kv, self.meter.steps)
 
     def carries(self) -> Carried | None:
-        """Return what the engine carries within the targets, as far as it is learned.
+        """Return the engine's capacity within the targets, if it is known.
 
         None before enough answers have ended and the step model has learned, or without a target for TPOT.
         """
@@ -188,19 +188,19 @@ class Gate:
         return carried(self.meter.model, load, target, kv_tokens=room, most=self.limits.max_running)
 
     def wake_at(self, now: float) -> float:
-        """Return when a request that waits becomes too late; ``now`` or before: at once; ``inf``: none does."""
+        """Return when the next waiting request becomes too late; ``now`` or before: at once; ``inf``: none does."""
         del now
         return min([self._expiry.next_at(), *(self._latest(head) for head in self._heads())]) + 1e-3
 
     def _heads(self) -> list[Request]:
-        """Return the next interactive request and the next one of batch priority, as far as any wait."""
+        """Return the next interactive request and the next one of batch priority, if any wait."""
         steps = self.meter.steps
         return [head for queue in (self._interactive, self._batch) if (head := queue.head(steps)) is not None]
 
     def _next(self, heads: list[Request], now: float) -> Request | None:
         """Return the request to admit: the interactive one, unless the other has its turn and fits."""
         last = heads[-1]
-        # With a long backlog every one has waited that long: then each gets a turn now and then, and no more.
+        # With a long backlog every request has waited that long: then one gets a turn only every ``TURNS``.
         aged = last.batch and now - last.arrival > self.limits.ageing and self._passed >= TURNS
         order = reversed(heads) if aged else heads[:1]
         return next((request for request in order if self._fits(request)), None)
@@ -209,12 +209,12 @@ class Gate:
         return self._batch if request.batch else self._interactive
 
     def _due(self, request: Request) -> float:
-        """Return when a request has to have its first token."""
+        """Return when a request's first token is due."""
         ttft = self.slo.ttft if request.targets is None else request.targets.ttft
         return min(request.deadline, inf if request.batch else request.arrival + ttft)
 
     def _latest(self, request: Request) -> float:
-        """Return until when a request can be admitted to have its first token in time."""
+        """Return the latest time to admit a request so that its first token is in time."""
         seconds = self.calibration.ttft * self.meter.first_token_seconds(request.prompt_tokens)
         return self._due(request) - seconds
 
@@ -222,14 +222,14 @@ class Gate:
         return Reason.DEADLINE if self._due(request) == request.deadline else Reason.TTFT
 
     def _expire(self, request: Request) -> Refuse:
-        """Refuse a request that waits."""
+        """Refuse a waiting request."""
         queue = self._queue(request)
         queue.remove(request)
         request.state = State.ENDED
         return Refuse(request, self._reason(request), max(1.0, self.pace.seconds(queue.cost)))
 
     def _hopeless(self, request: Request, now: float) -> tuple[Reason | None, float]:
-        """Say why a request that arrives is refused, and the wait that it would have."""
+        """Return why an arriving request is refused, and the wait that it would have."""
         limit, queue = self.limits.max_queued_tokens, self._queue(request)
         if limit is not None and queue.full(request, limit):
             return Reason.QUEUE_FULL, 1.0
@@ -242,21 +242,21 @@ class Gate:
         return (self._reason(request), late) if late > 0 else (None, 0.0)
 
     def _fits(self, request: Request) -> bool:
-        """Say whether the engine takes one more without anyone's TPOT or the KV cache suffering."""
+        """Whether one more request keeps every TPOT target and fits the KV cache."""
         meter = self.meter
         if not meter.streams:
             return True
         if self.limits.max_running is not None and meter.sequences + request.choices > self.limits.max_running:
             return False
         if meter.prefill_share() > MOST_PREFILL:
-            # Whatever a step takes: in the first second of an overload nothing but prompts may have been seen yet, and
-            # the fit then takes a step of none for free.
+            # Regardless of the step model: in the first second of an overload only prompts may have been seen yet, and
+            # the fit then has 0 for a step without prompts.
             return False
         target = self._tpot(request) / self.calibration.tpot * (HEADROOM if request.batch else 1.0)
         return meter.forecast(request.choices, request.prompt_tokens) <= target and self.kv.fits(request, meter)
 
     def _tpot(self, request: Request) -> float:
-        """Return the shortest target for TPOT of all that the engine would have: a step takes as long for each."""
+        """Return the shortest TPOT target of all requests the engine would have: a step is equally long for all."""
         targets = [*self._tpots, self.slo.tpot if request.targets is None else request.targets.tpot]
         if len(self.meter.streams) > self._tpots.total():
             targets.append(self.slo.tpot)
@@ -264,7 +264,7 @@ class Gate:
 
 
 class Pace:
-    """How fast requests leave the queue: cost per second, over times in which some waited."""
+    """The rate at which requests leave the queue: cost per second, over times with waiting requests."""
 
     def __init__(self) -> None:
         self.backlogged = False
@@ -277,7 +277,7 @@ class Pace:
             self._cost += cost
 
     def passed(self, seconds: float) -> None:
-        """Let time pass; what is older than `PACE_MEMORY` fades."""
+        """Advance the time; counts older than `PACE_MEMORY` fade."""
         if self.backlogged:
             fade = max(0.0, 1 - seconds / PACE_MEMORY)
             self._cost *= fade

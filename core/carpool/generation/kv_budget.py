@@ -1,9 +1,9 @@
 """Room in the KV cache: the most tokens that the admitted streams will hold at once, forecast from output lengths.
 
-A stream grows by a token per step and frees everything when it ends. After t more steps one that holds h tokens has
-h + t, if it goes on that long; how likely that is follows from the lengths of answers before. The peak is the highest
-sum over t of the mean and two standard deviations. (Gong et al. 2025, "Past-Future Scheduler for LLM Serving under SLA
-Guarantees", section 4, takes one length for each stream, which overestimates: some end early.)
+A stream grows by a token per step and frees everything when it ends. After t more steps a stream of h tokens has
+h + t, if it lasts that long; the lengths of earlier answers give the probability. The peak is the maximum over t of
+the mean plus two standard deviations. (Gong et al. 2025, "Past-Future Scheduler for LLM Serving under SLA
+Guarantees", section 4, assumes one length for each stream, which overestimates: some end early.)
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from carpool.generation.requests import Request
 
 SMALLEST_SHARE = 0.05
-"""Of the cache in use, from which the engine's report gives the size of the cache."""
+"""Share of the cache in use from which the engine's report gives the size of the cache."""
 
 STALE_STEPS = 80.0
-"""Decode steps over which small shares have to be reported until they count: SGLang's gauge is up to 40 old."""
+"""Decode steps over which small shares must be reported before they count: SGLang's gauge is up to 40 steps old."""
 
 AHEAD = (32, 96, 192, 384, 768, 1536, 3072)
 """Steps ahead at which the cache is forecast."""
@@ -35,8 +35,8 @@ DEVIATIONS = 2.0
 class KvBudget:
     """Whether another request fits.
 
-    ``tokens`` is the size of the cache; where it is None, it is learned from the engine's reports. One that is given is
-    somebody's setting: reports of a use below ``SMALLEST_SHARE`` never change it.
+    ``tokens`` is the size of the cache; if it is None, it is learned from the engine's reports. A configured size
+    is never changed by reports of a use below ``SMALLEST_SHARE``.
     """
 
     def __init__(self, percent: float, tokens: float | None = None) -> None:
@@ -47,16 +47,16 @@ class KvBudget:
         self._small: float | None = None
         """Decode steps at the first of the small shares in a row that contradict the size."""
         self._refused: tuple[int, int] | None = None
-        """The request that did not fit, and how many streams had ended then: until another ends it still doesn't."""
+        """The request that did not fit, and the number of ended streams then: it can't fit before another ends."""
 
     def configure(self, percent: float, tokens: float | None) -> None:
-        """Take another budget; None: the size of the cache stays as it is known."""
+        """Set another budget; None: the known size of the cache stays."""
         self._set = tokens is not None
         self._share = percent / 100
         self.tokens = self.tokens if tokens is None else tokens
 
     def guess(self, tokens: float) -> None:
-        """Take the size that the engine states for a first guess.
+        """Take the size that the engine reports as a first guess.
 
         Blocks of several layer groups overstate it, and shared prefixes understate it. Reports of the use correct both:
         at once from ``SMALLEST_SHARE`` on, and below it a too small one only, in doublings.
@@ -65,7 +65,7 @@ class KvBudget:
             self.tokens = tokens
 
     def report(self, share: float, held: float, steps: float) -> None:
-        """Take the engine's word for the share of its cache in use, when streams are known to hold ``held`` tokens.
+        """Take the engine's report of the share of its cache in use, while streams hold ``held`` tokens.
 
         ``steps``: decode steps so far.
         """
@@ -74,14 +74,14 @@ class KvBudget:
             return
         self._small = None
         size = held / share
-        # Prompts that are half computed are in the share but not in `held`: the largest of the sizes seen is closest.
+        # Half-computed prompts are in the share but not in `held`: the largest size seen is closest.
         self.tokens = size if self.tokens is None else max(size, self.tokens + 0.02 * (size - self.tokens))
 
     def _look_closer(self, share: float, held: float, steps: float) -> None:
         """Double a size that small shares contradict for long enough.
 
-        Too coarse for a size, they still bound it: 200,000 tokens in less than 5 % are a cache of 4,000,000 or more.
-        Without this, a size that is ten times too small would refuse what would prove it wrong.
+        They are too coarse for a size, but bound it: 200,000 tokens in less than 5 % are a cache of 4,000,000 or more.
+        Without this, a size that is ten times too small would refuse the requests that could disprove it.
         """
         if self._set or self.tokens is None or share <= 0 or held < 2 * self.tokens * SMALLEST_SHARE:
             self._small = None
@@ -93,7 +93,7 @@ class KvBudget:
             self._small = self._refused = None
 
     def fits(self, request: Request, meter: Meter) -> bool:
-        """Say whether the streams and this request stay within the budget until they end."""
+        """Whether the streams and this request stay within the budget until they end."""
         if self.tokens is None or not meter.streams:
             return True
         budget = self._share * self.tokens
@@ -120,8 +120,8 @@ def peak(
 ) -> float:
     """Return the most tokens that streams of (request, tokens so far) will hold.
 
-    Choices of one request are taken to end together: the last one keeps the prompt.
-    The search ends at what exceeds ``enough``.
+    Choices of one request are assumed to end together: the last one keeps the prompt.
+    The search ends at a value that exceeds ``enough``.
     """
     listed = list(streams)
     most = 0.0

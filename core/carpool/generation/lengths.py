@@ -1,7 +1,7 @@
-"""How long answers get: the mean of the output tokens and their survival, learned online.
+"""Answer lengths: the mean of the output tokens and their survival function, learned online.
 
-Counts lie in bins that grow by a quarter, so they take the same memory whatever comes. Prompts say nothing of answers
-here: classes by prompt length were tried, and moved no figure.
+Counts are in bins that grow by a quarter, so memory is constant. Prompt lengths are not used: classes by prompt length
+were tried, and changed no figure.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ BINS = 48
 """The last begins at 1.25^47 = 36,000 tokens."""
 
 EDGES = [ceil(GROWTH**i) for i in range(BINS)]
-"""What an answer in each bin has at most, one bin higher."""
+"""Upper ends of the bins, one bin higher."""
 
 FADE = 0.998
 """Weight of an answer when the next one ends: the last 500 count."""
 
 ENOUGH = 20
-"""Answers from which they speak."""
+"""Answers needed for an estimate."""
 
 UNKNOWN = 512.0
-"""Tokens expected of an answer before."""
+"""Tokens expected of an answer before that."""
 
 
 class OutputLengths:
@@ -59,7 +59,7 @@ class OutputLengths:
             return 1.0 if generated + ahead < UNKNOWN else 0.0
         i = bisect_left(EDGES, generated + 1)
         if i >= BINS or self._above[i] < 0.5:
-            # Longer than nearly all that ended: it may well double.
+            # Longer than nearly all ended answers: it may double.
             return 1.0 if ahead <= max(generated, 16.0) else 0.0
         j = bisect_left(EDGES, generated + ahead + 1)
         return self._above[j] / self._above[i] if j < BINS else 0.0

@@ -1,7 +1,7 @@
-"""What the engine holds and how fast it goes, from what passes by: admissions, first tokens, chunks and ends.
+"""The engine's content and speed, from what the proxy sees: admissions, first tokens, chunks and ends.
 
-Engines say nothing of their steps. But each step gives every sequence that decodes one token, so ``tokens / decoding``
-of them were made, and a stream's tokens since its first are the steps since then: nothing is kept per chunk.
+Engines don't report their steps. But each step gives every decoding sequence one token, so there were ``tokens /
+decoding`` steps, and a stream's tokens since its first are the steps since then: nothing is stored per chunk.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ PREFILL_HORIZON = 1.0
 """Seconds over which prompts count as load: about the time in which a stream of average length averages them out."""
 
 MOST_PREFILL = 0.95
-"""Share of the time that the forecast takes prompts for, at most: more of them leave nothing to decode in."""
+"""Most time, as a share, that the forecast assumes for prompts: a higher share leaves no time for decoding."""
 
 OWN_PROMPT = 0.3
-"""Seconds of a request's own prompt that count against it, at most. A prompt is computed once, and delays streams for
-as long whenever it comes: waiting saves nothing. As 0.9 s of a horizon of 1 s, only an empty engine would take it."""
+"""Most seconds of a request's own prompt that count against it. A prompt is computed once, and delays streams equally
+whenever it comes: waiting saves nothing. If 0.9 s of a horizon of 1 s counted, only an empty engine would admit it."""
 
 
 class Totals(NamedTuple):
-    """Sums over the engine's steps: an equation of the step model, and prompt tokens per second times seconds."""
+    """Sums over the engine's steps: one equation of the step model, and prompt tokens per second times seconds."""
 
     seconds: float
     row: tuple[float, ...]
     prompt_rate: float
 
     def since(self, before: Totals) -> Totals:
-        """Return what was added."""
+        """Return the difference."""
         return Totals(
             self.seconds - before.seconds,
             tuple(after - first for after, first in zip(self.row, before.row, strict=True)),
@@ -60,8 +60,8 @@ class Meter:
         self.backlog = 0
         """Prompt tokens whose first token has not come."""
         self._computing_since = 0.0
-        """When the engine began with the prompts of the backlog: they came, or the last first token did, or the one
-        that it computed left."""
+        """When the engine began with the prompts of the backlog: when they came, or at the last first token, or when
+        the request being computed left."""
         self.ends = 0
         """Streams that have left the engine."""
         self._at = 0.0
@@ -90,9 +90,9 @@ class Meter:
 
     @property
     def ahead(self) -> int:
-        """Prompt tokens that the engine has still to compute.
+        """Prompt tokens that the engine still has to compute.
 
-        It computes one prompt after the other, so what the first of them took so far is done.
+        It computes one prompt after the other, so the time since it began the first one counts as done.
         """
         computed = (self._at - self._computing_since) / max(1e-9, self.model.prompt_token)
         return max(0, self.backlog - int(computed))
@@ -146,7 +146,7 @@ class Meter:
         self.ends += 1
         if request.state is State.PREFILLING:
             if request is oldest:
-                # It was computed so far. Nothing is done of the prompt after it.
+                # The engine was computing this one. The next prompt has not begun.
                 self._computing_since = self._at
             self.backlog -= request.prompt_tokens
             return
@@ -159,7 +159,7 @@ class Meter:
     def close(self) -> bool:
         """Learn from the window if it is long enough."""
         window = self.totals.since(self._window)
-        # An engine that computes prompts first may make no decode step for seconds: prompts alone are an equation too.
+        # An engine that computes prompts first may have no decode step for seconds: prompts alone are an equation too.
         if window.seconds < WINDOW or (window.row[0] < 1 and not window.row[-1]):
             return False
         self.model.learn(window.row, window.seconds)
@@ -178,7 +178,7 @@ class Meter:
         return decode / (1 - min(MOST_PREFILL, self.prefill_share() + own))
 
     def prefill_share(self) -> float:
-        """Return the share of time that prompts take which the engine has or had."""
+        """Return the share of time for prompts that the engine has or recently had."""
         return self.model.prompt_token * (self._prompted + self.backlog) / PREFILL_HORIZON
 
     def first_token_seconds(self, prompt_tokens: int) -> float:

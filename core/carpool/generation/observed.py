@@ -1,8 +1,8 @@
-"""An engine without a gate, learned from its own counters: its step model, what it carries, and limits for an SLO.
+"""An engine without a gate, learned from its own counters: its step model, its capacity, and limits for an SLO.
 
-Two scrapes give one equation. Between them G tokens came after their first, with S seconds of gaps in all. By Little's
-law B = S / seconds sequences decoded in the mean, in G / B steps of S / G seconds each. The engine's own count of
-steps is better where it has one. KV tokens and prompt tokens are counted by it. The fit is that of the gate
+Two scrapes give one equation. Between them came G tokens after first ones, with S seconds of gaps in sum. By Little's
+law, B = S / seconds sequences decoded in the mean, in G / B steps of S / G seconds each. If the engine counts
+steps, that count is used. It counts KV tokens and prompt tokens. The fit is that of the gate
 (`step_model`).
 """
 
@@ -21,50 +21,50 @@ GUESS = (0.0115, 4e-5, 8e-8, 5.5e-5)
 """Where learning starts: Llama-3.1-8B on an A100, seconds per step, sequence, cached token and prompt token."""
 
 LEAST_TOKENS = 50
-"""Tokens in a window from which it says anything."""
+"""Tokens that a window needs to be used."""
 
 ENOUGH = 8
-"""Windows from which there is a recommendation: two minutes of scrapes every 15 s."""
+"""Windows needed for a recommendation: two minutes of scrapes every 15 s."""
 
 LATELY = 20
 """Windows over which lengths and rates are averaged."""
 
 MARGIN = 1.15
-"""The target for TPOT over what is planned with: answers differ in what they meet. In overload the engine's twin has 92
-to 109 % of the goodput of the best limits that a search finds (seven engines; 1.0 and 1.25 did worse)."""
+"""The target for TPOT over the planned TPOT, since answers vary. In overload the simulated engine has 92 to 109 % of
+the goodput of the best limits that a search finds (seven engines; 1.0 and 1.25 did worse)."""
 
 KV_SHARE = 0.9
-"""Of the KV cache, that sequences may fill in the mean."""
+"""Mean share of the KV cache that sequences may fill."""
 
 QUEUED_SHARE = 0.75
-"""Share of the target for TTFT that a full queue takes."""
+"""Share of the TTFT target that a full queue may take."""
 
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Candidates for the tokens of a step."""
 
 
 class Counters(NamedTuple):
-    """What an engine has counted since it began, and its gauges, at one moment."""
+    """An engine's counters since it began, and its gauges, at one time."""
 
     at: float
-    """Seconds; of whose clock does not matter."""
+    """Seconds of any clock."""
     prompt_tokens: float
-    """Without those that a prefix cache had."""
+    """Without those served from a prefix cache."""
     gaps: float
-    """Tokens after the first of their answer."""
+    """Tokens, without the first one of each answer."""
     gap_seconds: float
-    """Seconds between them and the token before, in all."""
+    """Sum of the seconds between them and the token before."""
     requests: float
-    """That ended."""
+    """Ended requests."""
     request_prompt_tokens: float
     request_output_tokens: float
     steps: float | None = None
     running: float = 0.0
     waiting: float = 0.0
     kv_share: float | None = None
-    """Of the KV cache in use, 0 to 1."""
+    """Share of the KV cache in use, 0 to 1."""
     kv_size: float | None = None
-    """Tokens that it holds."""
+    """Tokens that the KV cache holds."""
     preemptions: float = 0.0
 
 
@@ -96,7 +96,7 @@ class Advice(NamedTuple):
 
 
 class ObservedEngine:
-    """One engine, or several alike: what they count is taken one by one."""
+    """One engine, or several equal ones, whose counters are read one by one."""
 
     def __init__(self) -> None:
         self.model = StepModel(*GUESS)
@@ -107,17 +107,17 @@ class ObservedEngine:
         self.kv_size: float | None = None
 
     def observe(self, before: Counters, after: Counters) -> bool:
-        """Learn from what came between two scrapes of one engine; say whether there was anything to learn."""
+        """Learn from two scrapes of one engine; return whether there was anything to learn."""
         seconds, gaps = after.at - before.at, after.gaps - before.gaps
         gap_seconds, prompts = after.gap_seconds - before.gap_seconds, after.prompt_tokens - before.prompt_tokens
         requests = after.requests - before.requests
         if seconds <= 0 or min(gaps, gap_seconds, prompts, requests) < 0:
-            return False  # it began anew
+            return False  # it was restarted
         self.kv_size = after.kv_size or self.kv_size
         sequences = max(1.0, gap_seconds / seconds)
         steps = gaps / sequences
         if before.steps is not None and after.steps is not None and after.steps > before.steps:
-            # Steps without a token after the first are prompts only: they are in no gap.
+            # Steps without a token after a first one have prompts only: they are in no gap.
             steps = min(gaps, max(after.steps - before.steps, 1e-9))
             sequences = gaps / steps
         window = Window(
@@ -138,18 +138,18 @@ class ObservedEngine:
         return True
 
     def load(self) -> Load | None:
-        """Return the mean request of late; None without any."""
+        """Return the mean of the last requests; None without any."""
         requests = sum(window.requests for window in self.windows)
         if requests < 1:
             return None
         prompt = sum(window.prompt for window in self.windows) / requests
         decoded = max(0.0, sum(window.output for window in self.windows) / requests - 1)
-        # Cached tokens of a sequence, as they were seen: longer answers count more, as they should.
+        # Cached tokens of a sequence, as observed: longer answers count more, as they should.
         seen = sum(window.sequences for window in self.windows)
         return Load(prompt, decoded, decoded * sum(window.kv for window in self.windows) / seen)
 
     def advice(self, slo: Slo) -> Advice | None:
-        """Return limits that keep ``slo``; None before enough was seen, or where one sequence alone is too slow."""
+        """Return limits that meet ``slo``; None before enough was observed, or if one sequence alone is too slow."""
         load = self.load()
         if self.learned < ENOUGH or load is None:
             return None
@@ -160,7 +160,7 @@ class ObservedEngine:
         sequences = max(1, int(found.sequences))
         kv = found.sequences * load.held / load.decoded
         step = self.model.decode_seconds(sequences, kv)
-        # A step that is full of prompts takes as long as the target, and no longer.
+        # A step full of prompts takes exactly as long as the target.
         tokens = sequences + (slo.tpot - step) / max(1e-9, self.model.prompt_token)
         budget = max((size for size in BUDGETS if size <= tokens), default=BUDGETS[0])
         alone = self.model.decode_seconds(1, kv / sequences)

@@ -1,4 +1,4 @@
-"""Engines as data: how long a step takes, how many tokens the KV cache holds, and how the engine schedules."""
+"""Engines as data: the time of a step, the size of the KV cache, and the scheduling."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Table(Camel, frozen=True, tag_field="form", tag="table"):
     """Measured steps, linear between the points of a grid and beyond its last.
 
     ``decode_seconds[i][j]`` is a step of ``sequences[i]`` with ``contexts[j]`` tokens each; ``added_seconds[k][l]`` is
-    what ``prompt_tokens[k]`` add to one of ``mixed_sequences[l]``, of which the first is 0: a step of prompts only.
+    the time that ``prompt_tokens[k]`` add to one of ``mixed_sequences[l]``; the first of these is 0: prompts only.
     """
 
     sequences: tuple[int, ...]
@@ -91,7 +91,7 @@ class EngineProfile(Camel, frozen=True):
 
 
 def _between(down: Sequence[int], across: Sequence[int], rows: Sequence[Sequence[float]], y: float, x: float) -> float:
-    """Interpolate bilinearly; below the first point its value holds, beyond the last the line goes on."""
+    """Interpolate bilinearly; constant below the first point, extrapolated beyond the last."""
     i, part = _place(down, y)
     j, share = _place(across, x)
     upper = rows[i][j] + (rows[i][j + 1] - rows[i][j]) * share

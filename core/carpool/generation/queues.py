@@ -1,9 +1,9 @@
-"""Who is next: fair shares by tokens among tenants, an order inside each, and ageing in both.
+"""Which request is next: fair shares by tokens among tenants, an order inside each, and ageing in both.
 
 Fairness is the Virtual Token Counter (Sheng et al. 2024, "Fairness in Serving Large Language Models"): the tenant that
-got the fewest tokens, over its weight, is next. A tenant that was away starts at the counter of the least served one,
-less a credit. While two tenants both have requests waiting, their service differs by at most 2 max(prompt cost of
-the longest request, output cost of all that the engine holds), whatever others send.
+got the fewest tokens, over its weight, is next. A returning tenant starts at the counter of the least served one,
+less a credit. While two tenants both have waiting requests, their service differs by at most 2 max(prompt cost of
+the longest request, output cost of all requests in the engine), whatever others send.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from carpool.generation.requests import Request
 
 PROMPT_COST, OUTPUT_COST = 1.0, 2.0
-"""Of a token, as in the paper: an output token occupies the engine for a step."""
+"""Costs of a token, as in the paper: an output token occupies the engine for a step."""
 
 OVERTAKING = 0.002
 """Seconds per prompt token: a prompt of 1,000 tokens is overtaken by shorter ones that come up to 2 s later, and no
@@ -29,18 +29,18 @@ more."""
 
 
 CREDIT = 32_000.0
-"""Cost that a tenant may have saved up when it comes back: some twenty conversations. Without it, a tenant that sends
-two thirds of its share waits as long as at full load when a few of its requests come together."""
+"""Credit, in cost, of a returning tenant: some twenty conversations. Without it, a tenant that sends two thirds of its
+share waits as long as at full load when a few of its requests come together."""
 
 MOST_SHARES = 2.0
-"""Of the limit, what waits in all. Callers name their tenants: each of 2,000 tenants has a share."""
+"""Bound on all waiting requests, as a multiple of the limit. Callers name tenants: each of 2,000 has a share."""
 
 MOST_TENANTS = 1024
 """Tenants that are remembered, unless more have requests here."""
 
 
 class Tenant:
-    """One tenant's requests and what it was served."""
+    """One tenant's requests and its service."""
 
     __slots__ = ("_since", "decoding", "name", "prompt_tokens", "queue", "queued_cost", "total", "weight")
 
@@ -50,14 +50,14 @@ class Tenant:
         self.queue: list[tuple[float, int, Request]] = []
         self.queued_cost = 0.0
         self.prompt_tokens = 0
-        """Of the requests in the queue."""
+        """Prompt tokens of its requests in the queue."""
         self.decoding = 0
         self.total = 0.0
-        """Cost of the tokens that it was served over its weight, up to when it was last looked at."""
+        """Cost of the tokens it was served over its weight, at the last update."""
         self._since = 0.0
 
     def counter(self, steps: float) -> float:
-        """Return the cost of what it was served over its weight; ``steps`` are the engine's so far.
+        """Return the cost of its service over its weight; ``steps`` are the engine's so far.
 
         Each step served a token to each of its streams.
         """
@@ -75,7 +75,7 @@ class Tenant:
         self.total = self.counter(steps) + cost / self.weight
 
     def lift(self, counter: float, steps: float) -> None:
-        """Raise the counter: service that was not asked for is not saved up."""
+        """Raise the counter: a tenant does not save up service that it did not use."""
         self.total = max(self.counter(steps), counter)
 
 
@@ -87,14 +87,14 @@ class FairQueue:
         self._weights = dict(weights or {})
         self._tenants: dict[str, Tenant] = {}
         self._classes = False
-        """Whether requests with targets of their own have come: then the order is not that of arrival."""
+        """Whether requests with their own targets have come: then the order is not that of arrival."""
         self._last = 0.0
-        """Counter of the tenant that was taken last."""
+        """Counter of the tenant of the last request taken."""
         self.requests = 0
         self.prompt_tokens = 0
 
     def configure(self, order: Order, weights: Mapping[str, float] | None) -> None:
-        """Take another order and other weights; requests that wait are put in the new order."""
+        """Set another order and other weights; waiting requests are put in the new order."""
         self._order = order
         self._weights = dict(weights or {})
         for tenant in self._tenants.values():
@@ -103,7 +103,7 @@ class FairQueue:
             heapify(tenant.queue)
 
     def __iter__(self) -> Iterator[Request]:
-        """Give every request that waits, in no order."""
+        """Yield every waiting request, in no order."""
         return (request for tenant in self._tenants.values() for _, _, request in tenant.queue)
 
     def tenant(self, name: str) -> Tenant:
@@ -119,7 +119,7 @@ class FairQueue:
         return {tenant.name: tenant.counter(steps) for tenant in self._tenants.values() if tenant.queue}
 
     def put(self, request: Request, steps: float) -> None:
-        """Take a request in."""
+        """Add a request."""
         tenant = self.tenant(request.tenant)
         if not tenant.queue:
             others = [other.counter(steps) for other in self._tenants.values() if other.queue]
@@ -132,10 +132,10 @@ class FairQueue:
         self.prompt_tokens += request.prompt_tokens
 
     def full(self, request: Request, limit: float) -> bool:
-        """Say whether a request is too much for a queue of ``limit`` prompt tokens.
+        """Whether a request is too much for a queue of ``limit`` prompt tokens.
 
-        A tenant that fills the queue keeps no other out: each one that waits may have its share of the limit, by
-        weight, and one request, up to ``MOST_SHARES`` of the limit in all. What others leave of theirs is for all.
+        A tenant that fills the queue keeps no other out: each waiting tenant may have its share of the limit, by
+        weight, and one request, up to ``MOST_SHARES`` of the limit in all. Unused shares are available to all.
         """
         tokens = self.prompt_tokens + request.prompt_tokens
         if not self.requests or tokens <= limit:
@@ -157,7 +157,7 @@ class FairQueue:
 
     @property
     def cost(self) -> float:
-        """Of everything that waits."""
+        """Cost of all waiting requests."""
         return sum(tenant.queued_cost for tenant in self._tenants.values())
 
     def take(self, request: Request, steps: float) -> None:
@@ -176,10 +176,10 @@ class FairQueue:
         self._left(tenant, request)
 
     def ahead(self, request: Request, steps: float) -> float:
-        """Return the cost of what would be taken before a request that is not in the queue yet.
+        """Return the cost of the requests that would be taken before one that is not in the queue yet.
 
-        Its own tenant's requests of a lower rank come first; of each other tenant those that its counter allows until
-        this one's counter has grown by them.
+        Its own tenant's requests of a lower rank come first, and of each other tenant those that its counter allows
+        while this tenant's counter grows by its own.
         """
         own = self.tenant(request.tenant)
         rank = self._rank(request)
@@ -195,7 +195,7 @@ class FairQueue:
         return before + sum(min(t.queued_cost, gained) for t, gained in zip(waiting, others, strict=True))
 
     def _forget(self) -> None:
-        """Drop the less served half of the tenants that have nothing here: what they would start with is no less."""
+        """Drop the less served half of the tenants without requests: they would start with no lower counter."""
         idle = [tenant for tenant in self._tenants.values() if not tenant.queue and not tenant.decoding]
         for tenant in sorted(idle, key=lambda tenant: tenant.total)[: (len(idle) + 1) // 2]:
             del self._tenants[tenant.name]
@@ -207,13 +207,13 @@ class FairQueue:
         self.prompt_tokens -= request.prompt_tokens
 
     def _rank(self, request: Request) -> float:
-        """Return when a request's turn is: by when its first token is due, so that no class starves."""
+        """Return a request's rank: by when its first token is due, so that no class starves."""
         turn = request.arrival if request.targets is None else request.arrival + request.targets.later
         return turn if self._order is Order.FCFS else turn + OVERTAKING * request.prompt_tokens
 
 
 class Expiry:
-    """When requests that wait are too late, wherever in the queue they are."""
+    """When waiting requests become too late, in any place of the queue."""
 
     def __init__(self) -> None:
         self._times: list[tuple[float, int, Request]] = []
@@ -224,12 +224,12 @@ class Expiry:
             heappush(self._times, (at, request.key, request))
 
     def due(self, now: float) -> Iterator[Request]:
-        """Give the requests that are too late by now and still wait."""
+        """Yield the requests that are now too late and still wait."""
         while self.next_at() < now:
             yield heappop(self._times)[2]
 
     def next_at(self) -> float:
-        """Return the first of the times at which a request that waits is too late."""
+        """Return the first time at which a waiting request is too late."""
         while self._times and self._times[0][2].state is not State.QUEUED:
             heappop(self._times)
         return self._times[0][0] if self._times else inf

@@ -1,4 +1,4 @@
-"""What the gate is asked and what it answers: requests for token streams, and what to do with them."""
+"""The gate's input and output: requests for token streams, and the actions for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class State(Enum):
-    """Where a request is. It only moves down this list, and may end from anywhere."""
+    """State of a request. It only moves down this list, and may end from any state."""
 
     QUEUED = "Queued"
     PREFILLING = "Prefilling"
@@ -38,7 +38,7 @@ class Request:
     """One request for a token stream.
 
     ``prompt_tokens`` may be an estimate. ``max_tokens`` is the client's limit of the answer, if it gave one. ``batch``
-    requests have no targets: they fill what interactive ones leave. ``targets``: those of its class; None: those of
+    requests have no targets: they use what interactive ones leave. ``targets``: those of its class; None: those of
     the gate. ``deadline`` is a time, not a duration. ``choices``: answers to one prompt (OpenAI's ``n``), each a
     sequence of the engine; they share the prompt.
     """
@@ -85,9 +85,9 @@ class Request:
         """Choices that have not ended."""
         self.state = State.QUEUED
         self.output_tokens = 0
-        """Of a choice, in the mean; known once it has ended."""
+        """Mean output tokens of a choice; known once the request has ended."""
         self.cost = 0.0
-        """Tokens that its tenant was charged at admission."""
+        """Cost in tokens that its tenant was charged at admission."""
 
 
 class Reason(Enum):

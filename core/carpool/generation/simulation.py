@@ -1,4 +1,4 @@
-"""A gate before the engine's twin, in virtual time."""
+"""A gate in front of the simulated engine, in virtual time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ REPORT = 1.0
 
 
 class Admission(Protocol):
-    """What stands before an engine: the gate, or another rule."""
+    """Admission to an engine: the gate, or another rule."""
 
     def arrive(self, request: Request, now: float) -> list[Action]:
-        """Take a request in, or refuse it."""
+        """Queue a request, or refuse it."""
         ...
 
     def poll(self, now: float) -> list[Action]:
-        """Do what has become due."""
+        """Do what is due."""
         ...
 
     def progress(self, now: float, tokens: float) -> list[Action]:
@@ -51,7 +51,7 @@ class Admission(Protocol):
 
 
 class Arrival(NamedTuple):
-    """A request and what becomes of it: ``output_tokens`` that the engine would answer, ``cancel`` at a time."""
+    """A request and its course: ``output_tokens`` that the engine would answer, ``cancel``: when its client leaves."""
 
     request: Request
     output_tokens: int
@@ -59,7 +59,7 @@ class Arrival(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What became of a request. ``first`` and ``end`` are ``inf`` where it got none, or did not end in time."""
+    """The outcome of a request. ``first`` and ``end`` are ``inf`` without a first token, or without an end."""
 
     arrival: float
     first: float
@@ -81,12 +81,12 @@ class Served(NamedTuple):
         return (self.end - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
     def good(self, slo: Slo) -> bool:
-        """Say whether it met both targets."""
+        """Whether it met both targets."""
         return self.end < inf and self.ttft <= slo.ttft and self.tpot <= slo.tpot
 
 
 class Outcome(NamedTuple):
-    """Everything that a simulation saw."""
+    """The results of a simulation."""
 
     served: list[Served]
     seconds: float
@@ -119,7 +119,7 @@ class Simulation:
         self._totals = [0.0, 0.0, 0]
 
     def run(self) -> Outcome:
-        """Play everything, to the end of ``until`` or until nothing is left to do."""
+        """Play all events, to the end of ``until`` or until none is left."""
         coming = iter(self._timeline())
         upcoming = next(coming, None)
         now, reported = 0.0, 0.0
@@ -157,7 +157,7 @@ class Simulation:
         )
 
     def _timeline(self) -> Iterator[tuple[float, Callable[[float], None]]]:
-        """Give arrivals, cancels and events, in order of time."""
+        """Yield arrivals, cancels and events, in order of time."""
         moments: list[tuple[float, Callable[[float], None]]] = []
         for arrival in self._arrivals:
             moments.append((arrival.request.arrival, partial(self._arrive, arrival)))

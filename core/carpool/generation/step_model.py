@@ -1,4 +1,4 @@
-"""How long a step of the engine takes, learned online from what streams show.
+"""The duration of an engine's step, learned online from streams.
 
 t(B, KV, P) = a + f(B) + c KV + d P, for B sequences that decode, KV tokens in the cache and P prompt tokens in the
 step. f is linear between knots and never falls: engines with experts (MoE) load more of them with each sequence, and a
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KNOTS = (0, 8, 16, 32, 64, 128, 256)
-"""Of f; beyond the last the line goes on."""
+"""Knots of f; beyond the last the line continues."""
 
 WIDTHS = [*(high - low for low, high in pairwise(KNOTS)), KNOTS[-1]]
 
@@ -27,15 +27,15 @@ FADE = 0.95
 """Weight of a window when the next one comes. With windows of 0.5 s the mean age is 10 s."""
 
 ANCHOR = 0.02
-"""Weight of the last coefficients in each fit, relative to what the windows say: in steady load the columns are nearly
-proportional, and the fit would swing along what they leave open."""
+"""Weight of the last coefficients in each fit, relative to the windows: in steady load the columns are nearly
+proportional, and without this the coefficients would not be determined."""
 
 STIFFNESS = 0.003
-"""Weight of the belief that a section of f rises like the one before it, as a share of the windows: as if so many of
-them had crossed the whole section."""
+"""Weight of the assumption that a section of f rises like the one before it, as a share of the windows: as if so many
+of them had crossed the whole section."""
 
 SWEEPS = 30
-"""Of coordinate descent; each fit starts from the last one."""
+"""Sweeps of coordinate descent; each fit starts from the last one."""
 
 
 class StepModel:
@@ -55,7 +55,7 @@ class StepModel:
         return self.coefficients[-1]
 
     def decode_seconds(self, sequences: float, kv: float) -> float:
-        """Return what a step of ``sequences`` that decode takes, with ``kv`` tokens in the cache."""
+        """Return the seconds of a step of ``sequences`` that decode, with ``kv`` tokens in the cache."""
         current = self.coefficients
         total = current[0] + current[-2] * kv
         for i, low in enumerate(KNOTS):
@@ -65,7 +65,7 @@ class StepModel:
         return total
 
     def decoding(self, row: Sequence[float]) -> float:
-        """Return what the decode steps of a window take, without its prompts."""
+        """Return the seconds of a window's decode steps, without its prompts."""
         return sum(value * sums for value, sums in zip(self.coefficients[:-1], row, strict=False))
 
     def first_token_seconds(self, tokens: int, sequences: int, kv: float) -> float:
@@ -94,7 +94,7 @@ class StepModel:
                 pull = ANCHOR * own
                 right, left = self._right[i] - others + pull * anchored[i], own + pull
                 if 1 < i <= len(KNOTS):
-                    # A section that windows barely reach goes on like the one before it.
+                    # A section that windows barely reach continues the one before it.
                     pull = STIFFNESS * normal[0][0] * WIDTHS[i - 1] ** 2
                     right, left = right + pull * current[i - 1], left + pull
                 if not left:

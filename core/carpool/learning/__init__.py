@@ -1,1 +1,1 @@
-"""What is learned from counters: latency model, server concurrency, arrivals, load, batchable share, misses."""
+"""Learning from counters: latency model, server concurrency, arrivals, load, batchable share, misses."""

@@ -1,6 +1,6 @@
-"""Arrival processes, and what additive counters show of them.
+"""Arrival processes, and how they are fitted to additive counters.
 
-A process is a value; ``times(rng)`` walks it from time 0 with the caller's own generator, so that equal seeds give the
+A process is a value; ``times(rng)`` draws it from time 0 with the caller's own generator, so that equal seeds give the
 same arrivals (common random numbers) and nothing here holds state.
 """
 
@@ -23,10 +23,10 @@ DRAWN = 24
 """Rates of a ``Modulated`` process that come in all their shares."""
 
 CORRELATED = 1.3
-"""Times as much as over a window that counts have to spread over longer times for bursts to outlast it."""
+"""If the dispersion over longer times is so many times that over a window, bursts last longer than a window."""
 
 LONGEST, MOST = 1.0, 200.0
-"""Seconds, and arrivals, for which a rate lasts at most: 4,000 requests have 20 then. Longer, it is another load."""
+"""Most seconds, and arrivals, that a rate lasts: 4,000 requests then have 20 rates. Longer ones are another load."""
 
 
 class Poisson(Struct, frozen=True):
@@ -36,7 +36,7 @@ class Poisson(Struct, frozen=True):
 
     @property
     def dispersion(self) -> float:
-        """Variance over mean of how many come in any time."""
+        """Variance over mean of the number of arrivals in any time."""
         return 1.0
 
     def times(self, rng: Random) -> Iterator[float]:
@@ -55,7 +55,7 @@ class Gamma(Struct, frozen=True):
 
     @property
     def dispersion(self) -> float:
-        """Variance over mean of how many come in a long time (Cox, Renewal Theory, 4.5)."""
+        """Variance over mean of the number of arrivals in a long time (Cox, Renewal Theory, 4.5)."""
         return self.cv**2
 
     def times(self, rng: Random) -> Iterator[float]:
@@ -68,26 +68,26 @@ class Gamma(Struct, frozen=True):
 
 
 class Modulated(Struct, frozen=True):
-    """Independent callers at one of two rates, drawn anew now and then: a Markov-modulated Poisson process.
+    """Independent callers at one of two rates, drawn again now and then: a Markov-modulated Poisson process.
 
-    Bursts that last (Fischer and Meier-Hellstern 1993). A third of the time the rate is the higher one; less, where
-    that leaves the lower one none.
+    It models bursts that last (Fischer and Meier-Hellstern 1993). The higher rate has a third of the time, or less if
+    the lower rate would otherwise fall below zero.
     """
 
     rate: float
-    """Of both, per second (> 0)."""
+    """Mean of both rates, per second (> 0)."""
     cv: float
     """Standard deviation of the rate over its mean, above 0 and at most the root of ``DRAWN - 1``."""
     lasting: float
-    """Mean seconds until the rate is drawn anew (> 0)."""
+    """Mean seconds until the rate is drawn again (> 0)."""
 
     @property
     def dispersion(self) -> float:
-        """Variance over mean of how many come in a long time."""
+        """Variance over mean of the number of arrivals in a long time."""
         return 1 + 2 * self.rate * self.lasting * self.cv**2
 
     def times(self, rng: Random) -> Iterator[float]:
-        """Walk the process: of every ``DRAWN`` rates as many are the higher one, so that short samples differ less."""
+        """Yield arrivals: every ``DRAWN`` rates have equally many higher ones, so that short samples differ less."""
         high = min(DRAWN // 3, int(DRAWN / (1 + self.cv**2)))
         odds = math.sqrt(high / (DRAWN - high))
         rates = [1 + self.cv / odds] * high + [1 - self.cv * odds] * (DRAWN - high)
@@ -103,7 +103,7 @@ class Modulated(Struct, frozen=True):
 
 
 Fitted: TypeAlias = Poisson | Gamma | Modulated
-"""What counts can show."""
+"""The processes that counts can be fitted with."""
 
 
 def until(process: Fitted, seconds: float, rng: Random) -> list[float]:
@@ -155,7 +155,7 @@ class WindowCounts(Struct, frozen=True):
 
     @property
     def looks_poisson(self) -> bool:
-        """Whether the counts give no reason to doubt that arrivals are Poisson: two standard errors of them."""
+        """Whether the counts agree with Poisson arrivals, within two standard errors."""
         if self.windows < 2 or not self.arrivals:
             return True
         return abs(self.dispersion - 1) <= 2 * math.sqrt((2 + self.windows / self.arrivals) / (self.windows - 1))
@@ -167,8 +167,8 @@ class WindowCounts(Struct, frozen=True):
         In long windows the dispersion tends to cv^2; in a window of m mean arrivals an equilibrium renewal process has
         dispersion cv^2 + (1/6 + cv^4/2 - s/3)/m + o(1/m), s the third central moment of a gap over its mean cubed
         (Cox, Renewal Theory, 4.5); for gamma gaps s = 2 cv^4, which leaves cv^2 + (1 - cv^4)/(6m). That is solved for
-        cv. It has no root where bursts outlast the window: cv^2 is then at least 3m, and 3m is the answer, a lower
-        bound. One arrival a window or fewer is no evidence, and the dispersion itself is used.
+        cv. It has no root if bursts last longer than the window: cv^2 is then at least 3m, and this lower bound is
+        returned. With one arrival a window or fewer, the dispersion itself is used.
         """
         mean = self.arrivals / self.windows if self.windows else 0.0
         if mean <= 1:
@@ -179,22 +179,22 @@ class WindowCounts(Struct, frozen=True):
 
 
 def fitted(rate: float, short: WindowCounts, spread: float = 1.0, seconds: float = 0.0) -> Fitted:
-    """Return the simplest process that fits: Poisson unless the counts clearly say otherwise.
+    """Return the simplest process that fits: Poisson unless the counts clearly contradict it.
 
-    ``spread``: variance over mean of the counts of longer intervals, of ``seconds`` each. Where it is clearly more
-    than over windows, bursts outlast these.
+    ``spread``: variance over mean of the counts of longer intervals, of ``seconds`` each. If it is clearly more
+    than over windows, bursts last longer than a window.
     """
     if short.looks_poisson:
         return Poisson(rate)
-    # Gaps more regular than cv 0.1 or wilder than 10 make no difference to a queue that a forecast could resolve.
+    # A cv below 0.1 or above 10 changes a queue by less than a forecast can resolve.
     return _modulated(rate, short, spread, seconds) or Gamma(rate, min(max(short.cv, 0.1), 10.0))
 
 
 def _modulated(rate: float, short: WindowCounts, spread: float, seconds: float) -> Modulated | None:
-    """Return bursts that outlast a window, or ``None``.
+    """Return a process whose bursts last longer than a window, or ``None``.
 
-    Where a rate lasts for T seconds in the mean, counts of w seconds have the dispersion
-    1 + 2 rate cv^2 T (1 - (1 - exp(-w/T)) T/w): those of two w show T, and then cv.
+    If a rate lasts for T seconds in the mean, counts of w seconds have the dispersion
+    1 + 2 rate cv^2 T (1 - (1 - exp(-w/T)) T/w). Two values of w give T, and then cv.
     """
     window, excess = short.window, short.dispersion - 1
     ratio, most = (spread - 1) / excess if excess > 0 else 0.0, min(MOST / rate, LONGEST)

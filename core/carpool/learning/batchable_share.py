@@ -1,4 +1,4 @@
-"""The batchable share as the tuner believes it, from counters; and what a forecast makes of it.
+"""The tuner's estimate of the batchable share, from counters; and how a forecast uses it.
 
 The Batcher observes it (``batchable.BatchableShare``); the tuner forecasts with the share (``Sharing``).
 """
@@ -10,22 +10,22 @@ import math
 from carpool.batching.batchable import LIKELY, MOSTLY
 
 ALIKE = 1.2
-"""Factor between two shares that make no difference worth another search."""
+"""Two shares within this factor do not justify another search."""
 
 FORGETS = 30.0
-"""Seconds in which what is known of the share loses half of its weight."""
+"""Seconds in which old counts of the share lose half of their weight."""
 
 CONTRADICTS = 4.0
-"""Standard errors between the believed share and that of the last arrivals that make it another one."""
+"""Standard errors between the estimated share and that of the last arrivals which show a change."""
 
 CLUSTERED = 2.0
 """Variance of the number of matches, relative to independent ones: neighbours are compared with some of the same."""
 
 ENOUGH = 50
-"""Arrivals by which another share is looked for."""
+"""Arrivals after which the share is tested for a change."""
 
 NONE = 0.005
-"""Share from which nothing is batched at all."""
+"""Share up to which nothing is batched at all."""
 
 MOST_GROUPS = 100
 """Queues that a forecast plays at most: 25 ms of CPU for 4,000 requests. With more keys than that, hardly anything is
@@ -33,7 +33,7 @@ held for others, and what a backlog merges is little."""
 
 
 class Sharing:
-    """The share as the tuner believes it, from counters: until they contradict it."""
+    """The tuner's estimate of the share, kept until the counters contradict it."""
 
     __slots__ = ("_arrivals", "_fresh", "_matches", "share")
 
@@ -41,12 +41,12 @@ class Sharing:
         self._arrivals = 0.0
         self._matches = 0.0
         self._fresh = (0, 0)
-        """Arrivals, and matches among them, that are not settled yet."""
+        """Arrivals, and matches among them, that are not added to the estimate yet."""
         self.share = 1.0
-        """1 from ``MOSTLY`` on: what few others do makes no difference to a forecast."""
+        """1 from ``MOSTLY`` on: the few others make no difference to a forecast."""
 
     def observe(self, seconds: float, arrivals: int, batchable: int) -> bool:
-        """Add what was counted in the last ``seconds`` on the clock; return whether another share is believed now."""
+        """Add the counts of the last ``seconds`` on the clock; return whether the estimated share changed."""
         keep = 0.5 ** (seconds / FORGETS)
         self._arrivals *= keep
         self._matches *= keep
@@ -54,7 +54,7 @@ class Sharing:
         self._fresh = (count, matches)
         off = abs(matches - count * self.share)
         if off > CONTRADICTS * math.sqrt(CLUSTERED * count * self.share * (1 - self.share) + 1):
-            # Those before were of another mix of callers.
+            # The earlier arrivals were another mix of callers.
             self._arrivals, self._matches, self._fresh = float(count), float(matches), (0, 0)
             return self._believe(self._measured())
         if count < ENOUGH:
@@ -83,10 +83,10 @@ def pays_to_hold(share: float, rate: float, wait: float) -> bool:
 
 
 def groups(share: float, most: int = MOST_GROUPS) -> tuple[float, ...]:
-    """Return the shares of as few groups of requests as possible, of which only members of one share a batch.
+    """Return the shares of as few groups of requests as possible, where only members of one group share a batch.
 
-    Equal ones but for the last, which is smaller, with squares that sum up to ``share``; at most ``most``. One group
-    where nothing is batched: batches of one request say so then.
+    All are equal except the last, which is smaller; their squares sum up to ``share``; at most ``most``. If nothing is
+    batched there is one group, and batches have one request.
     """
     number = math.ceil(1 / max(share, 1 / most) - 1e-9)
     if share >= MOSTLY or share <= NONE or number < 2:
@@ -98,7 +98,7 @@ def groups(share: float, most: int = MOST_GROUPS) -> tuple[float, ...]:
 
 
 def explained(share: float) -> str:
-    """Say what a share means, and where to look for the reason."""
+    """Return a text on what a share means, and where to look for the reason."""
     why = "carpool_alone_total and carpool_key_fragments_total say why"
     if share <= NONE:
         return f"hardly any arrival can share a batch: {why}"

@@ -1,4 +1,4 @@
-"""Changes of batch latency: those that call for a new decision, and those that make it another model's."""
+"""Changes of batch latency: those that need a new decision, and those that show another model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ CHANGE = 0.02
 """Relative change of batch latency at a measured size that is worth a new search."""
 
 SURE = 0.2
-"""Width of a confidence interval, relative to batch latency, from which more evidence is worth one:
-of a noisy model's sizes one or other has twice as much of it every second."""
+"""Relative width of a confidence interval of batch latency from which more evidence is worth a search. Without it, some
+size of a noisy model would have twice its evidence every second."""
 
 ANOTHER_MODEL = 0.10
-"""Relative change of batch latency, beyond what both fits are sure of, after which settings may be explored again."""
+"""Relative change of batch latency, beyond both confidence intervals, after which settings may be explored again."""
 
 
 def has_changed(service: ServiceTime, known: ServiceTime | None) -> bool:
-    """Whether a search by ``service`` may choose another setting than one by what was ``known``."""
+    """Whether a search with ``service`` may choose another setting than one with the ``known`` fit."""
     if (
         known is None
         or service.executors != known.executors
@@ -37,7 +37,7 @@ def has_changed(service: ServiceTime, known: ServiceTime | None) -> bool:
 
 
 def is_another_model(service: ServiceTime, known: ServiceTime | None) -> bool:
-    """Whether batch latency differs so much from what was ``known`` that settings may be explored again."""
+    """Whether batch latency differs so much from the ``known`` one that settings may be explored again."""
     if known is None or service.executors != known.executors:
         return True
     return any(

@@ -1,4 +1,4 @@
-"""How many batches the device really computes at once: as many as make the times of equal batches differ least."""
+"""Server concurrency: the number of batches at once for which the times of equal batches differ least."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def added(one: Sample, other: Sample) -> Sample:
 
 
 def own_times(samples: Iterable[Sample], executors: int) -> dict[int, Sample]:
-    """Sum up by rows what batches took from when they began, were there that many executors."""
+    """Sum up, by rows, the times of batches from when they would begin with that server concurrency."""
     sizes: dict[int, Sample] = {}
     for s in samples:
-        # With an executor free at dispatch, all of the time seen is the batch's own.
+        # If the server has a free place at dispatch, all of the observed time is the batch's own.
         if s.executors == (executors if s.in_flight > executors else 0):
             before = sizes.get(s.rows)
             sizes[s.rows] = s if before is None else added(before, s)
@@ -29,7 +29,7 @@ def own_times(samples: Iterable[Sample], executors: int) -> dict[int, Sample]:
 
 
 def most_in_flight(samples: Iterable[Sample], often: float) -> int:
-    """Most batches in flight that were seen so often."""
+    """Return the most batches in flight that were seen at least ``often`` times."""
     seen: dict[int, float] = {}
     for s in samples:
         if s.executors == 0:
@@ -38,12 +38,12 @@ def most_in_flight(samples: Iterable[Sample], often: float) -> int:
 
 
 def fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bool]:
-    """Find the number of executors under which the service times of equal batches differ least.
+    """Return the server concurrency for which the service times of equal batches differ least.
 
-    And whether the samples speak against there being more of them, or leave that open.
+    The second value: whether the samples contradict a higher one, or leave that open.
 
-    With fewer than there are, some batches seem to have begun late and to have been quick; with more, to have begun at
-    once and to have been slow. Batches never in flight together are no evidence: the answer is then how many were.
+    If the assumed number is too low, some batches seem to begin late and to be fast; if too high, to begin at once and
+    to be slow. Samples show nothing beyond the most batches seen in flight: the result is at most that number.
     """
     most = most_in_flight(samples, _BY_ACCIDENT)
     if most == 1:
@@ -58,7 +58,7 @@ def fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bo
             spreads[executors] = squares, freedom
     if not spreads:
         return known or 1, False
-    # Candidates can't be distinguished by a spread that chance alone may add: then the fewest is the safe reading for
+    # A difference of spread within chance does not distinguish candidates: the lowest is then the safe choice for
     # capacity, unless one of them is known from before.
 
     @cache
@@ -75,7 +75,7 @@ def fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bo
 
 
 def _outlies(off: Callable[[int, int], float], one: int, other: int) -> bool:
-    """Whether the means rule out a number of executors beside another; ``off``: by how much, by (number, beyond)."""
+    """Whether the means rule out one server concurrency against another; ``off``: by how much, by (number, beyond)."""
     beyond = min(one, other)
     return off(one, beyond) > _OUTLIES * max(off(other, beyond), 1.0)
 
@@ -83,7 +83,7 @@ def _outlies(off: Callable[[int, int], float], one: int, other: int) -> bool:
 def _squares(sizes: Iterable[Sample]) -> tuple[float, float]:
     """Sum of the variances over means of service times of equal batches, in seconds, and the repeats behind it.
 
-    Variance over mean: a sum of services that are taken for one has the same, relative spread would be less.
+    Variance over mean, since several services taken for one have the same; their relative spread would be less.
     """
     repeated = [s for s in sizes if s.batches > 1 and s.busy > 0]
     squares = sum(max(s.busy_squared * s.batches / s.busy - s.busy, 0.0) for s in repeated)
@@ -98,10 +98,10 @@ def _alike(
     other: int,
     floor: float,
 ) -> bool:
-    """Whether two numbers of executors explain the times equally well, by what they explain differently.
+    """Whether two server concurrencies explain the times equally well, judged by the batches that they differ in.
 
-    Of batches that met as many in flight as the smaller number, or fewer, both say the same. What these spread is no
-    evidence, and a thousand of them must not outweigh the hundred batches that are.
+    Both explain batches equally that had at most the smaller number in flight. The spread of these is no
+    evidence, and a thousand of them must not outweigh the hundred batches that are evidence.
     """
     both = min(one, other)
     squares, freedom = _squares(own_times([s for s in samples if s.in_flight <= both], both).values())
@@ -110,7 +110,7 @@ def _alike(
         return True
     if _outlies(off, one, other):
         return False
-    # One slow batch that was counted for one of them alone makes the other's spread look even: not so the means.
+    # One slow batch that only one of them counts makes the other's spread look small; it affects the means less.
     if off(other, both) > _DOUBTFUL * max(off(one, both), 1.0):
         return True
     mine, theirs = ((spreads[e][0] - squares) / (spreads[e][1] - freedom) + floor for e in (one, other))
@@ -119,11 +119,11 @@ def _alike(
 
 
 def _late(samples: Sequence[Sample], executors: int, *, beyond: int) -> float:
-    """Return how much longer batches took that met more than ``beyond`` others than equal ones did, in standard errors.
+    """Return, in standard errors, how much longer batches took with more than ``beyond`` in flight than equal ones.
 
-    Summed up over sizes. Were there that many executors, both would take the same: with too few supposed, those seem
-    to have begun late and to have been quick; with too many, to have begun at once and to have been slow. Of noisy
-    batches that is seen sooner in their mean than in how much they differ.
+    Summed up over sizes. At the true concurrency both take equally long. If the assumed one is too low, they seem to
+    begin late and to be fast; if too high, to begin at once and to be slow. With noisy
+    batches the mean shows that sooner than the spread.
     """
     alone = own_times([s for s in samples if s.in_flight <= beyond], beyond)
     among = own_times([s for s in samples if s.in_flight > beyond], executors)
@@ -140,19 +140,19 @@ def _late(samples: Sequence[Sample], executors: int, *, beyond: int) -> float:
 
 
 CONCLUSIVE = 30.0
-"""Batches beyond the executors known from which there being no more of them is believed, and not tried again."""
+"""After so many batches beyond the known server concurrency, a refutation of a higher one is final."""
 INCONCLUSIVE = 300.0
-"""The same where the samples leave it open: of a noisy device that is seldom full, few show whether
-batches are computed at once or one after the other."""
+"""The same if the samples leave it open: on a noisy device that is seldom full, few batches show whether
+they are computed at once or one after the other."""
 _BY_ACCIDENT = 3.0
-"""Batches of a kind from which it counts as seen."""
+"""A kind counts as seen from so many batches."""
 _ROUGHLY = 0.02
-"""Spread of service times that no model is free of."""
+"""Spread of service times that every model has."""
 _OUTLIES = 4.0
-"""Standard errors by which means rule a number of executors out, and times as many as another's has."""
+"""Means rule a number out if they are off by so many standard errors, and by so many times as many as another's."""
 _DOUBTFUL = 2.0
-"""Standard errors by which means are off that an even spread says nothing for, and times as many as another's."""
+"""If means are off by so many standard errors, and so many times as many as another's, spread is no evidence."""
 _ALIKE = 1.25
 _CHANCE = 2.0
-"""Times 1/sqrt(n): what chance may add to the ratio of two spreads of n noisy batches; it is the standard error of the
-ratio's logarithm as well, by which three batches may put it off tenfold (two standard errors)."""
+"""Times 1/sqrt(n): what chance may add to the ratio of two spreads of n noisy batches. It is also the standard error of
+the ratio's logarithm: three batches may change the ratio tenfold (two standard errors)."""

@@ -1,9 +1,9 @@
-"""The latency model: how long a batch of b rows takes, t(b), and how many batches the device computes at once.
+"""The latency model: batch latency by rows, t(b), and server concurrency.
 
-All is learned from additive counters (``Sample``: batches, busy seconds, busy seconds squared by size and number in
-flight at dispatch), so it sums over replicas. Steps are real on accelerators and a batch may cost *more* per row as it
-grows, so nothing is fitted but monotony: weighted isotonic regression over the sizes measured, straight lines between
-them, and a line with growing doubt beyond the largest.
+It is learned from additive counters (``Sample``: batches, busy seconds, busy seconds squared by size and number in
+flight at dispatch), so it sums over replicas. Accelerators have real steps, and larger batches may cost *more* per row,
+so the fit only assumes that latency rises: weighted isotonic regression over the measured sizes, straight lines between
+them, and beyond the largest a line with a growing interval.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Kind: TypeAlias = tuple[int, int, int, int]
 """As ``KIND`` in ``counters``."""
 
 KNOWN = 1e9
-"""Samples behind a curve that was given, not learned."""
+"""Number of samples for a curve that was given, not learned."""
 
 _PRIOR_NOISE = 0.2
 _PRIOR_WEIGHT = 2.0
-"""Spread assumed of single batches before two of a kind were seen, and how many repeats outvote the assumption."""
+"""Spread assumed for single batches before two of a kind were seen, and its weight in repeats."""
 
 
 class ServiceTime(Struct, frozen=True):
@@ -41,8 +41,8 @@ class ServiceTime(Struct, frozen=True):
 
     Build with ``measured`` or ``fit``. Equal lengths: ``sizes`` (rows, ascending, at least one), ``means``, ``lowers``
     and ``uppers`` (seconds; a 95 % interval of the mean, not of single batches). ``noise`` is the coefficient of
-    variation of single batches; ``executors`` how many run at once, as far as seen with ``largest_in_flight``;
-    ``samples`` how many batches, discounted by age, stand behind the fit.
+    variation of single batches; ``executors`` the server concurrency, as seen with up to ``largest_in_flight`` batches;
+    ``samples`` the number of batches, discounted by age, in the fit.
     """
 
     sizes: tuple[int, ...]
@@ -62,7 +62,7 @@ class ServiceTime(Struct, frozen=True):
     """Batches, discounted by age, behind each of ``sizes``; empty where all of them are known."""
 
     mix: tuple[tuple[float, ServiceTime], ...] = ()
-    """By length bucket, where only equal ones are batched together: share of the rows, and their own batch latency;
+    """By length bucket, if only equal ones are batched together: share of the rows, and their own batch latency;
     empty: there is one kind."""
 
     def executors_for(self, in_flight: int) -> int:
@@ -71,7 +71,7 @@ class ServiceTime(Struct, frozen=True):
 
     @classmethod
     def measured(cls, seconds: Mapping[int, float], *, noise: float = 0.0, executors: int = 1) -> ServiceTime:
-        """Take times by rows as they are: a profile, measured with care, or a model's known curve."""
+        """Take times by rows as exact: a carefully measured profile, or a model's known curve."""
         sizes = tuple(sorted(seconds))
         means = tuple(seconds[size] for size in sizes)
         curve = cls._through(sizes, means, means, means)
@@ -82,7 +82,7 @@ class ServiceTime(Struct, frozen=True):
         cls, sizes: tuple[int, ...], means: tuple[float, ...], lowers: tuple[float, ...], uppers: tuple[float, ...]
     ) -> ServiceTime:
         if len(sizes) == 1:
-            # One size says nothing of the slope: between no cost a row and all of it, take the middle.
+            # One size does not show the slope: take the middle between no cost per row and all of it.
             half = means[0] / sizes[0] / 2
             return cls(sizes, means, lowers, uppers, head_slope=half, tail_slope=half, tail_error=half)
         slope, error = _tail(sizes, means, lowers, uppers)
@@ -91,11 +91,11 @@ class ServiceTime(Struct, frozen=True):
 
     @property
     def largest_measured(self) -> int:
-        """Rows of the largest batch that stands behind the fit."""
+        """Rows of the largest batch in the fit."""
         return self.sizes[-1]
 
     def measured_sizes(self, batches: float) -> list[int]:
-        """List the sizes that at least so many batches were measured of."""
+        """List the sizes with at least so many measured batches."""
         if not self.counts:
             return list(self.sizes)
         return [size for size, count in zip(self.sizes, self.counts, strict=True) if count >= batches]
@@ -105,13 +105,13 @@ class ServiceTime(Struct, frozen=True):
         return self._at(rows, self.means, self.head_slope, self.tail_slope)
 
     def upper(self, rows: int) -> float:
-        """Upper 95 % confidence of the mean; beyond the largest size measured no row is taken to be cheaper than it."""
+        """Upper 95 % confidence of the mean; beyond the largest measured size, rows are not assumed to be cheaper."""
         # Below the smallest size only monotony bounds the time: slope 0.
         return self._at(rows, self.uppers, 0.0, self._steepest)
 
     @property
     def _steepest(self) -> float:
-        """Seconds a row beyond the largest size measured, at most: a step may lie ahead of a flat tail."""
+        """Most seconds per row beyond the largest measured size: a step may follow a flat tail."""
         return max(self.tail_slope + self.tail_error, self.uppers[-1] / self.sizes[-1])
 
     def lower(self, rows: int) -> float:
@@ -120,7 +120,7 @@ class ServiceTime(Struct, frozen=True):
         return self._at(rows, self.lowers, self.lowers[0] / self.sizes[0], flattest)
 
     def slow(self, rows: int) -> float:
-        """Seconds that a single batch seldom exceeds: two standard deviations over the upper confidence of the mean."""
+        """Seconds that single batches seldom exceed: two standard deviations over the upper confidence of the mean."""
         return self.upper(rows) * seldom_exceeded(self.noise)
 
     def _at(self, rows: int, values: tuple[float, ...], head_slope: float, tail_slope: float) -> float:
@@ -134,15 +134,15 @@ class ServiceTime(Struct, frozen=True):
         if above == rows:
             return value
         if index == 0:
-            # At most as long as the smallest measured, at least the same share of it.
+            # At most as long as the smallest measured size, at least in proportion to it.
             return max(min(value - head_slope * (above - rows), value), value * rows / above)
         below = sizes[index - 1]
         return values[index - 1] + (value - values[index - 1]) * (rows - below) / (above - below)
 
     def capacity(self, rows: int, in_flight: int) -> float:
-        """Rows per second of a backlog, which is served in full batches of ``rows``.
+        """Rows per second at a backlog, which is served in full batches of ``rows``.
 
-        Where large batches cost more per row, a backlog that smaller ones would drain never ends.
+        If large batches cost more per row, a backlog may never end that smaller batches would drain.
         """
         return rows * min(self.executors_for(in_flight), in_flight) / self.time(rows)
 
@@ -155,7 +155,7 @@ class ServiceTime(Struct, frozen=True):
         return tuple(self.time(rows) for rows in range(max_rows + 1))
 
     def believed(self, max_rows: int) -> Estimate:
-        """Return what a Batcher is to plan with, up to ``max_rows``."""
+        """Return the estimate for a Batcher, up to ``max_rows``."""
         upper = tuple(self.slow(rows) for rows in range(max_rows + 1))
         return Estimate(self.table(max_rows), upper, self.executors, self.noise)
 
@@ -172,7 +172,7 @@ class ServiceTime(Struct, frozen=True):
         )
 
     def pessimistic(self) -> ServiceTime:
-        """Return the curve at its upper confidence, without further doubt: what a step's risk is judged by."""
+        """Return the curve at its upper confidence, taken as exact: the risk of a step is judged with it."""
         return replace(
             self,
             means=self.uppers,
@@ -197,11 +197,11 @@ def _tail(
 ) -> tuple[float, float]:
     """Return the slope beyond the largest of two sizes or more, in seconds a row, and half of its 95 % interval.
 
-    Of the line through as many of the largest sizes as agree on it: its slope is in each narrower choice's interval
-    (Lepski 1991). Where the curve bends, what lies before the bend says nothing of what comes next; nor does, bend or
-    not, what is more than two octaves below. Sizes within half an octave of the largest count together, since a single
-    step up is no slope either. What sizes differ from the line by more than they are unsure of is doubt of its slope
-    too (Birge 1932).
+    The line goes through as many of the largest sizes as agree on it: its slope is in the interval of each narrower
+    choice (Lepski 1991). Sizes before a bend of the curve do not show how it goes on, nor do sizes more than two
+    octaves below. Sizes within half an octave of the largest count together, since a single step up is no slope. If
+    sizes differ from the line by more than their own errors, the excess widens the interval of its slope
+    (Birge 1932).
     """
     last, floor = sizes[-1], 1e-3 * means[-1]
     total = first = second = level = product = squares = 0.0
@@ -233,15 +233,15 @@ def _tail(
 
 
 def fit(samples: Sequence[Sample], known_executors: int | None = None) -> ServiceTime | None:
-    """Fit t(b) and the executors to samples, ``None`` without any.
+    """Fit batch latency and server concurrency to samples; ``None`` without any.
 
-    ``known_executors`` is kept unless the samples contradict it: a saturated device with all slots always taken looks
-    the same with E executors as with one that is E times as fast.
+    ``known_executors`` is kept unless the samples contradict it: when all slots are always taken, a device with a
+    concurrency of E looks the same as one with 1 that is E times as fast.
     """
     if not any(s.executors == 0 for s in samples):
         return None
     executors, refuted = fit_executors(samples, known_executors)
-    # 1. By size: what the batches took by themselves, were there that many executors.
+    # 1. By size: the batches' own times at that server concurrency.
     own = own_times(samples, executors)
     sizes = {rows: own[rows] for rows in sorted(own) if own[rows].busy > 0}
     if not sizes:
@@ -266,7 +266,7 @@ def fit(samples: Sequence[Sample], known_executors: int | None = None) -> Servic
         curve,
         noise=noise if freedom >= 1 else _PRIOR_NOISE,
         executors=executors,
-        # Seen by accident a few times, more executors than are known would not have shown.
+        # A few accidental batches beyond the known concurrency would not show a higher one.
         largest_in_flight=max(most_in_flight(samples, CONCLUSIVE if refuted else INCONCLUSIVE), executors),
         samples=sum(s.batches for s in samples if s.executors == 0),
         counts=tuple(counts),
@@ -279,7 +279,7 @@ def _pooled_noise(samples: Iterable[Sample]) -> tuple[float, float]:
     for s in samples:
         if s.batches > 1:
             mean = s.busy / s.batches
-            # Batches that all ended before they could have begun refute the executors they were counted for.
+            # Batches that all ended before they could have begun refute the concurrency they were counted for.
             squares += max(s.busy_squared - s.busy * mean, 0.0) / mean**2 if mean else s.batches
             freedom += s.batches - 1
     return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0.0)
@@ -292,7 +292,7 @@ def _student(freedom: float) -> float:
 
 
 class _Interval(NamedTuple):
-    """What one observation brought."""
+    """The result of one observation."""
 
     seconds: float
     samples: list[Sample]
@@ -300,19 +300,19 @@ class _Interval(NamedTuple):
     ratio: float
     """Median of observed over expected busy time; 1 where nothing was expected."""
     doubtless: float
-    """The same, with times inside the confidence interval of sizes never measured counted as expected."""
+    """The same, but for sizes never measured, times inside the confidence interval count as expected."""
     seen: float = 0.0
     expected: float = 0.0
-    """Busy seconds in all, of what was compared."""
+    """Sum of the busy seconds that were compared."""
 
 
 class LatencyLearner:
-    """Learns t(b) from differences of counters, forgets, and notices when the whole curve moves.
+    """Learns batch latency from differences of counters, forgets, and detects when the whole curve moves.
 
-    Old samples lose half their weight in ``half_life`` seconds with traffic (a silence teaches nothing, so it unlearns
-    nothing) and in ``half_life_batches`` batches. When the batches of three observations in a row all run clearly
-    longer or shorter than the fit (a model reloaded, a noisy neighbour), all sizes move by the common ratio at once,
-    and the old samples keep only the weight of a guess until re-measured. One slow second, however slow, moves nothing.
+    Old samples lose half their weight in ``half_life`` seconds with traffic (nothing is forgotten while nothing
+    arrives) and in ``half_life_batches`` batches. If the batches of three observations in a row are all clearly
+    slower or faster than the fit (a model reloaded, a noisy neighbour), all sizes move by the common ratio at once,
+    and the old samples keep only the weight of a guess until measured again. One slow second alone moves nothing.
     """
 
     def __init__(self, half_life: float = 120.0, half_life_batches: float = 20_000.0) -> None:
@@ -324,25 +324,25 @@ class LatencyLearner:
         """Forget everything: another model."""
         self._settled: dict[Kind, Sample] = {}
         self._rows: dict[int, float] = {}
-        """Settled rows by length bucket; forgotten in the end, unlike what a size takes."""
+        """Rows by length bucket, without recent ones; forgotten in the end, unlike a size's latency."""
         self._recent: deque[_Interval] = deque()
         self._executors: int | None = None
         self._most_in_flight = 1
-        """Since the curve last moved. Not forgotten as samples are: what was tried once would be tried again."""
+        """Most since the curve last moved. Not forgotten as samples are, or the same would be explored again."""
         self._noise = _PRIOR_NOISE
         self._last: float | None = None
         self._estimates: dict[int | None, ServiceTime | None] = {}
 
     def observe(self, now: float, samples: Iterable[Sample]) -> float:
-        """Learn from what was counted since the last call, about a second ago.
+        """Learn from the counts since the last call, about a second ago.
 
-        Returns the ratio by which the whole curve just moved, 1 mostly. Differences below zero come from a counter that
+        Returns the ratio by which the whole curve just moved, usually 1. Negative differences come from a counter that
         was reset and are ignored.
         """
         seconds = now - self._last if self._last is not None else 0.0
         self._last = now
         fresh = [
-            # What is only assumed must keep its spread: numbers of executors differ by nothing else.
+            # Times for an assumed concurrency must keep their spread: the assumptions differ by nothing else.
             s if s.executors else _without_outliers(s, self._noise)
             for s in samples
             if s.batches > 0 and s.busy_squared >= 0 and (s.busy > 0 or s.executors)
@@ -359,22 +359,22 @@ class LatencyLearner:
         estimate = self.estimate()
         if estimate is not None:
             self._executors, self._noise = estimate.executors, estimate.noise
-            # Executors that were believed in, and are no longer, were not tried beyond.
+            # A concurrency that was assumed and then refuted was not explored beyond.
             tried = estimate.largest_in_flight > estimate.executors
             self._most_in_flight = estimate.largest_in_flight if tried else 1
         return moved
 
     def estimate(self, bucket: int | None = None) -> ServiceTime | None:
-        """Return the curve of one length bucket, or of the whole mix; ``None`` while nothing was seen.
+        """Return the curve of one length bucket, or of the whole mix; ``None`` before any batch.
 
-        A bucket with few batches of its own borrows the shape of the best known one, at its own level.
+        A bucket with few batches uses the shape of the best known one, scaled to its own level.
         """
         if bucket not in self._estimates:
             self._estimates[bucket] = self._estimate(bucket)
         return self._estimates[bucket]
 
     def believed(self, max_rows: int) -> Estimate | None:
-        """Return what a Batcher is to plan with, of every length bucket by itself; ``None`` while nothing was seen."""
+        """Return the estimate for a Batcher, with one for each length bucket; ``None`` before any batch."""
         mix = self.estimate()
         if mix is None:
             return None
@@ -384,7 +384,7 @@ class LatencyLearner:
         return replace(mix.believed(max_rows), buckets=buckets).computed(mix.executors)
 
     def mixed(self) -> ServiceTime | None:
-        """Return the curve of the whole mix with those of its buckets, where more than one was met lately."""
+        """Return the curve of the whole mix, with those of its buckets if more than one was seen lately."""
         rows = dict(self._rows)
         for interval in self._recent:
             _count_rows(rows, interval)
@@ -396,7 +396,7 @@ class LatencyLearner:
         total = sum(rows.values())
         curves = [(rows[bucket] / total, self.estimate(bucket)) for bucket in sorted(rows)]
         known = tuple((share, curve) for share, curve in curves if curve is not None)
-        # Equal batches differ by as much as those of one bucket do; those of all differ by their lengths besides.
+        # Equal batches differ as much as those of one bucket; batches of all buckets also differ by their lengths.
         noise = math.sqrt(sum(share * curve.noise**2 for share, curve in known))
         return replace(mix, noise=noise, mix=known)
 
@@ -427,7 +427,7 @@ class LatencyLearner:
         )
 
     def _sums(self) -> dict[Kind, Sample]:
-        """Sum up what is settled and what is recent."""
+        """Sum up old and recent samples."""
         sums = dict(self._settled)
         for interval in self._recent:
             _add(sums, interval.samples)
@@ -438,11 +438,11 @@ class LatencyLearner:
         if curve is None or curve.largest_in_flight >= self._most_in_flight:
             return curve
         if self._executors is not None and curve.executors < self._executors:
-            return curve  # what was tried beyond those says nothing of these
+            return curve  # exploration beyond those shows nothing of these
         return replace(curve, largest_in_flight=self._most_in_flight)
 
     def _compare(self, seconds: float, fresh: list[Sample]) -> _Interval:
-        """Set an observation against what was settled before it, bucket by bucket."""
+        """Compare an observation with the samples before it, bucket by bucket."""
         expected = {
             bucket: curve
             for bucket in {s.bucket for s in fresh}
@@ -459,8 +459,8 @@ class LatencyLearner:
             seen = s.busy / s.batches
             ratio = doubtless = seen / curve.time(s.rows)
             if s.rows not in curve.sizes:
-                # Below the smallest measured nothing is too quick to be the same curve: rows may cost more in batches.
-                # Beyond the largest what takes as long as that is: there may be a step, and here its far side.
+                # Below the smallest measured size any shorter time fits the curve: rows may cost more in batches.
+                # Beyond the largest, a time as long as that size's agrees too: there may be a step between them.
                 low = curve.lower(min(s.rows, curve.sizes[-1])) if s.rows > curve.sizes[0] else 0.0
                 high = curve.upper(s.rows)
                 doubtless = seen / high if seen > high else seen / low if seen < low else 1.0
@@ -491,8 +491,8 @@ class LatencyLearner:
         if not (min(clear) > _CLEARLY or max(clear) < 1 / _CLEARLY):
             return 1.0
         ratio = sorted(interval.ratio for interval in last)[_IN_A_ROW // 2]
-        # A stall moves the mean and not the median; of a skewed noise (exponential times) the median is 0.7 of the
-        # mean without any move. What both say has happened has.
+        # A stall moves the mean and not the median; with skewed noise (exponential times) the median is 0.7 of the
+        # mean without any move. A move counts if both show it.
         mean = sum(interval.seen for interval in last) / sum(interval.expected for interval in last)
         ratio = min(max(mean, 1.0), ratio) if ratio > 1 else max(min(mean, 1.0), ratio)
         # Five standard errors, so that three small samples of a noisy model don't add up to a change.
@@ -500,7 +500,7 @@ class LatencyLearner:
         return ratio if abs(math.log(ratio)) > 5 * error else 1.0
 
     def _move(self, ratio: float) -> None:
-        """Scale what was settled and let what is recent outweigh it."""
+        """Scale the old samples and let recent ones outweigh them."""
         self._most_in_flight = 1
         # The first of the observations may straddle the change, and is no sample of either curve.
         while len(self._recent) >= _IN_A_ROW:
@@ -510,10 +510,10 @@ class LatencyLearner:
             self._settled[key] = Sample(*key, s.batches * keep, s.busy * ratio * keep, s.busy_squared * ratio**2 * keep)
 
     def _settle(self, interval: _Interval) -> None:
-        """Discount what is known and add an observation that no longer counts as recent."""
+        """Discount the old samples and add an observation that no longer counts as recent."""
         keep = 0.5 ** (interval.seconds / self._half_life + interval.batches / self._half_life_batches)
         for key, s in self._settled.items():
-            # What has not been seen for long stays as a guess: without it a size would be tried anew every few minutes.
+            # A size not seen for long stays as a guess: without it, it would be explored again every few minutes.
             kept = max(keep, min(_GUESS / s.batches, 1.0))
             self._settled[key] = Sample(*key, s.batches * kept, s.busy * kept, s.busy_squared * kept)
         for bucket in self._rows:
@@ -527,12 +527,12 @@ _IN_A_ROW = 3
 _CLEARLY = 1.25
 _WILD = 4.0
 _WILD_DEVIATIONS = 6.0
-"""Standard deviations beyond which a batch or two are wild: an exponential service time goes beyond 7 once in 1,100."""
+"""A batch or two are outliers beyond so many standard deviations: exponential service times exceed 7 once in 1,100."""
 _GUESS = 2.0
-"""Batches that a size's past counts for at least, scaled where the whole curve has moved since."""
+"""Least weight, in batches, of a size's past samples; they are scaled when the whole curve moves."""
 _ENOUGH_OWN = 20.0
 _SELDOM = 0.001
-"""Share of the rows below which a length bucket is no part of the mix: a forecast would meet four of its requests."""
+"""Share of the rows below which a length bucket is left out of the mix: a forecast would have four of its requests."""
 
 
 def _add(sums: dict[Kind, Sample], samples: Iterable[Sample]) -> None:
@@ -561,7 +561,7 @@ def _weighted_median(values: list[tuple[float, float]]) -> float:
 
 
 def _without_outliers(sample: Sample, noise: float) -> Sample:
-    """Take at most three batches off a sample whose spread the model's noise can't explain: stalls of the host.
+    """Remove at most three batches from a sample whose spread exceeds the model's noise: stalls of the host.
 
     The sums separate one outlier x from n - 1 batches of mean m and squared CV c: (n-1)m + x = busy and
     (n-1)m^2(1+c) + x^2 = squared; eliminating x leaves a quadratic in m. In a merely mixed sample x takes little

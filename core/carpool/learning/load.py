@@ -1,4 +1,4 @@
-"""The present load, steady enough to decide by: it moves when the evidence says so, not with every second's chance."""
+"""The present load, steady enough for decisions: it changes on evidence, not with every second's chance."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ if TYPE_CHECKING:
 
 RECENT = 1.0
 LONGEST_STRETCH = 32.0
-"""Seconds over which a change is looked for: the least, and the most, for what the arrivals' spread hides that long."""
+"""Shortest and longest stretch, in seconds, in which a change is searched: bursts hide small changes in short ones."""
 
 MEMORY = 30.0
 """Seconds over which a steady load is measured."""
 
 LONGEST_MEMORY = 300.0
 ENOUGH_ARRIVALS = 30
-"""Arrivals for which more than ``MEMORY`` is remembered, up to so many seconds: a rate by 30 is off by 18 %."""
+"""Arrivals up to which more than ``MEMORY`` is remembered, for so many seconds: a rate of 30 is off by 18 %."""
 
 PRECISE = 2000.0
 LONG_MEMORY = 120.0
-"""Arrivals of independent callers for which more than ``MEMORY`` is remembered, up to so many seconds: a rate measured
-by them is off by 2 %. Of callers who come together it takes as many times more as their counts spread more."""
+"""The same for a rate that is off by 2 %, with independent callers. Bursts need more arrivals, in proportion to
+the dispersion of their counts."""
 
 SURPRISE = 4.5
-"""Standard errors between the recent rate and the believed one that make it a jump: 1 in 150,000 by chance."""
+"""Standard errors between the recent rate and the estimated one that show a jump: 1 in 150,000 by chance."""
 
 FINER = 0.01
-"""Share of the believed rate by which a better measured one replaces it: near the capacity a few percent decide which
-batch carries the load."""
+"""A better measured rate replaces the estimate if it differs by this share: near the capacity a few percent decide
+which batch size carries the load."""
 
 ENOUGH_INTERVALS = 10
-"""Intervals from which what they differ by is believed."""
+"""Intervals from which their dispersion is used."""
 
 UNMEASURED = 4.0
-"""Dispersion that arrivals may have for all that is known before: gaps with a CV of 2."""
+"""Dispersion assumed before it is measured: gaps with a CV of 2."""
 
 ANOTHER_SPREAD = 2.0
-"""Factor between dispersions of intervals: a forecast moves by more than chance makes of 30 s."""
+"""Factor between dispersions of intervals that counts as a change: more than 30 s differ by chance."""
 
 ENOUGH_WINDOWS = 50
-"""Windows (5 s) from which their spread is believed."""
+"""Windows (5 s) from which their dispersion is used."""
 
 THIN = 0.25
-"""Arrivals per window (2.5 a second) below which a spread is neither seen nor kept: it was of another load."""
+"""Arrivals per window (2.5 a second) below which a dispersion is neither measured nor kept: it was another load's."""
 
 
 class _Interval(NamedTuple):
@@ -68,9 +68,9 @@ class _Interval(NamedTuple):
 
 
 class Load:
-    """Arrivals per second (of a replica, where there are several) and their spread, believed until contradicted.
+    """Arrivals per second (per replica, if there are several) and their dispersion, kept until contradicted.
 
-    ``tolerance``: relative change of the rate since a change was last reported that is not reported. What is believed
+    ``tolerance``: relative change of the rate since the last reported change that is not reported. The estimate
     may get more precise meanwhile.
     """
 
@@ -82,15 +82,15 @@ class Load:
         self._reported = 0.0
         """Rate when a change was last reported."""
         self._evidence = 0
-        """Arrivals behind what is believed."""
+        """Arrivals that the estimate was measured with."""
         self._rows = 1.0
         self._straddles = False
         self._dispersion = UNMEASURED
-        """Variance over mean of the counts of intervals, as it was when it was last measured."""
+        """Variance over mean of the counts of intervals, when it was last measured."""
 
     @property
     def rate(self) -> float:
-        """Requests per second, as believed; 0 before any."""
+        """Estimated requests per second; 0 before any."""
         return self._believed.rate if self._believed is not None else 0.0
 
     @property
@@ -100,7 +100,7 @@ class Load:
 
     @property
     def measured(self) -> Fitted | None:
-        """The process by all that is remembered: what is believed may be the spread of the first few seconds."""
+        """The process fitted to all remembered counts: the estimate may still be from the first few seconds."""
         return self._process(self.rate, self._local) if self._believed is not None else None
 
     @property
@@ -109,9 +109,9 @@ class Load:
         return self._rows
 
     def observe(self, seconds: float, arrivals: int, squared: int, windows: int, rows: int, replicas: int = 1) -> bool:
-        """Add what was counted in the last ``seconds``, those of all ``replicas`` together; return whether it changed.
+        """Add the counts of the last ``seconds``, summed over all ``replicas``; return whether the load changed.
 
-        Several replicas show the same in less time; how long it is remembered goes by the clock.
+        Several replicas show the same in less time; counts are forgotten by clock time.
         """
         if seconds <= 0:
             return False
@@ -120,7 +120,7 @@ class Load:
             self._rows += (rows / arrivals - self._rows) * min(1.0, arrivals / 300)
         interval = _Interval(lasted, seconds, WindowCounts(windows, arrivals, squared))
         if self._straddles:
-            # What was remembered reaches over the jump: as a mean it is neither load, and as a spread it is both.
+            # The remembered counts span the jump: their mean is neither load, and their dispersion includes the jump.
             self._intervals.clear()
             self._local.clear()
         self._local.append(interval)
@@ -150,27 +150,27 @@ class Load:
         return False
 
     def _spread_moved(self) -> bool:
-        """Whether arrivals spread clearly more or less than is believed, at whatever rate.
+        """Whether the dispersion is clearly higher or lower than estimated, at any rate.
 
-        As before the last second: the first half second of twice the load would pass for a burst, and with bursts
-        believed in the jump would pass for one of them.
+        Without the last second: the first half second of twice the load would look like a burst, and once bursts are
+        assumed, the jump would look like one of them.
         """
         believed = self._dispersion
         measured = self._between(self._earlier())
         return max(measured / believed, believed / measured) > ANOTHER_SPREAD
 
     def _measured(self) -> tuple[float, float]:
-        """Rate over all that is remembered, and its standard error (at least one arrival's)."""
+        """Return the rate over all remembered counts, and its standard error (at least one arrival's)."""
         seconds, arrivals = sum(interval.seconds for interval in self._intervals), _arrivals(self._intervals)
         return arrivals / seconds, math.sqrt(max(arrivals * self._spread(), 1.0)) / seconds
 
     def _spread(self) -> float:
-        """Variance over mean of counts, as before the last second: what is measured over a jump would hide the jump."""
+        """Return variance over mean of counts without the last second, which would hide a jump."""
         lasting = (self._believed or Poisson(0.0)).dispersion
         return max(self._between(self._earlier(), neighbours=True), lasting)
 
     def _earlier(self) -> list[_Interval]:
-        """List what is remembered without the last second."""
+        """List the remembered intervals without the last second."""
         lasted = 0.0
         before = list(self._local)
         while before and lasted < RECENT:
@@ -178,11 +178,11 @@ class Load:
         return before
 
     def _between(self, intervals: Sequence[_Interval], *, neighbours: bool = False) -> float:
-        """Variance over mean of the counts of whole intervals, at least 1; the last one where they are few.
+        """Return variance over mean of the counts of whole intervals, at least 1; if they are few, the last value.
 
-        ``neighbours``: by what neighbours differ by, so that a rate that moved between two of them adds little. The
-        mean squared difference of successive values is twice their variance (von Neumann 1941). It leaves out what
-        outlasts an interval, which the process that is believed in has.
+        ``neighbours``: from differences of neighbours, so that one change of the rate adds little. The
+        mean squared difference of successive values is twice their variance (von Neumann 1941). It leaves out bursts
+        that outlast an interval, which the estimated process includes.
         """
         seconds, arrivals = sum(interval.seconds for interval in intervals), _arrivals(intervals)
         if len(intervals) < ENOUGH_INTERVALS or not arrivals:
@@ -198,9 +198,9 @@ class Load:
         return max(squares / (len(intervals) - 1) / rate, 1.0)
 
     def _jumped(self) -> float:
-        """Return for how many of the last seconds the load was clearly another; 0 where it was not.
+        """Return for how many of the last seconds the load was clearly another; 0: it was not.
 
-        Looked for over stretches of twice the length each: what the arrivals' spread hides in one shows in the next.
+        Each stretch tested is twice as long as the one before: a change that bursts hide in one shows in the next.
         """
         spread = self._spread()
         lasted = seconds = 0.0
@@ -213,8 +213,8 @@ class Load:
                 continue
             expected = self.rate * seconds
             off = arrivals - expected
-            # Bernstein's bound: of few, many more than expected are more likely than of many. What is believed was
-            # measured by so many as well, and errs as they do.
+            # Bernstein's bound: a large relative excess is more likely with few arrivals. The estimated rate also
+            # has an error, that of the arrivals it was measured with.
             variance = (max(expected, 1.0) + max(off, 0.0) / 3) * (1 + expected / max(self._evidence, 1)) * spread
             # In an hour there are half as many of twice the length, so a chance twice as large is as rare.
             surprise = SURPRISE**2 - 2 * math.log(lasted / RECENT)
@@ -227,7 +227,7 @@ class Load:
         return 0.0
 
     def _believe(self, *, report: bool = True) -> bool:
-        """Believe what is remembered; return whether that is another load, not the same measured better."""
+        """Take the remembered counts as the estimate; return whether the load changed, not only its precision."""
         before = self._believed
         self._evidence = _arrivals(self._intervals)
         rate, _ = self._measured()
@@ -238,7 +238,7 @@ class Load:
         if len(evidence) >= ENOUGH_INTERVALS or windows.windows < ENOUGH_WINDOWS:
             self._dispersion = self._between(evidence)
         else:
-            # Of long intervals there are never many; then their windows are the evidence.
+            # There are never many long intervals; then their windows are the evidence.
             self._dispersion = max(windows.dispersion, 1.0)
         self._believed = self._process(rate, evidence) if rate > 0 else None
         changed = self._believed != before and (report or type(self._believed) is not type(before))
@@ -253,7 +253,7 @@ class Load:
             return Poisson(rate)
         if total.windows < ENOUGH_WINDOWS or total.arrivals < total.windows:
             return at_rate(self._believed, rate)
-        # Of several replicas, who get their share of the same bursts, sums spread more than each one's counts.
+        # Several replicas share the same bursts: their sums have a higher dispersion than each one's counts.
         single = len(intervals) >= ENOUGH_INTERVALS and all(each.seconds == each.lasted for each in intervals)
         return fitted(rate, total, self._between(intervals), fmean(each.seconds for each in intervals) * single)
 
@@ -264,7 +264,7 @@ def at_rate(process: Fitted | None, rate: float) -> Fitted:
 
 
 def _windows(intervals: Collection[_Interval]) -> WindowCounts:
-    """Sum up the windows of intervals that have several: what spreads within one interval is seen in no other."""
+    """Sum up the windows of intervals that have several: only these show the dispersion within an interval."""
     return sum((each.counts for each in intervals if each.counts.windows > 1), WindowCounts(0, 0, 0))
 
 
@@ -273,7 +273,7 @@ def _arrivals(intervals: Collection[_Interval]) -> int:
 
 
 def _forget(intervals: deque[_Interval], seconds: float, *wanted: tuple[float, float]) -> None:
-    """Keep the last intervals that together last ``seconds``, and more up to each number of arrivals and of seconds."""
+    """Keep the last ``seconds`` of intervals; keep more until each (arrivals, seconds) of ``wanted`` is reached."""
     total = sum(interval.lasted for interval in intervals)
     left = _arrivals(intervals)
     while len(intervals) > 1:

@@ -1,6 +1,6 @@
-"""Rows that a batch may have now, where the Batcher allows fewer than ``max_batch``.
+"""Rows that a batch may have now, if the Batcher allows fewer than ``max_batch``.
 
-It does so while requests fail the batches they are in (``isolation``), and where the upstream refuses large batches. A
+It does so while requests make their batches fail (``isolation``), and if the upstream refuses large batches. A
 forecast with ``max_batch`` rows would then claim a capacity that the model does not have.
 """
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from carpool.batching.counters import ModelStats
 
 HALF_LIFE = 3.0
-"""Seconds in which what was counted loses half of its weight. The limit doubles and halves while poison comes."""
+"""Seconds in which counts lose half of their weight. The limit doubles and halves while failing requests come."""
 
 MOSTLY = 0.5
-"""Share of the batches that have to be limited: the others are what a forecast is mostly about."""
+"""Share of batches that must be limited: below it, a forecast is mostly about the others."""
 
 MOVED = 1.5
-"""Factor between two limits from which the search is made again."""
+"""Factor between two limits that needs another search."""
 
 
 class SizeLimit:
@@ -33,7 +33,7 @@ class SizeLimit:
         """Rows; ``None``: most batches are not limited."""
 
     def observe(self, seconds: float, stats: ModelStats) -> bool:
-        """Add what was counted in the last ``seconds`` on the clock; return whether another limit is believed now."""
+        """Add the counts of the last ``seconds`` on the clock; return whether the limit changed."""
         batches = max(sum(cell[4] for cell in stats.cells if not cell[3]), stats.limited)
         if not batches or not (stats.limited or self._share):
             return False

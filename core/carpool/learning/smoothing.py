@@ -1,4 +1,4 @@
-"""Curves through noisy means: drawn towards lines through their neighbours, and made to rise."""
+"""Curves through noisy means: shrunk towards lines through their neighbours, and made monotone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def smoothed(rows: Sequence[int], means: Sequence[float], counts: Sequence[float], noise: float) -> list[float]:
-    """Draw each size's mean towards the line through those near it, by as much as chance alone may have put it off.
+    """Shrink each size's mean towards the line through its neighbours, by as much as chance explains.
 
-    Of sixty sizes with a handful of noisy batches each, the luckiest looks best, and tomorrow another. Empirical Bayes
-    with a random effect (about lines: Thompson and Sharp 1999): what the means spread about the line beyond their own
-    errors is real, a step or a bend, and is kept; without noise everything is. Near are sizes within a factor of two:
-    one line through all of them is far off at the ends of a curve that bends.
+    With sixty sizes and a few noisy batches each, the best-looking size is best by chance. This is empirical Bayes
+    with a random effect (about lines: Thompson and Sharp 1999): spread about the line beyond the means' own
+    errors is real, a step or a bend, and is kept; without noise all of it is. Neighbours are sizes within a factor of
+    two: one line through all sizes is far off at the ends of a bent curve.
     """
     if noise <= 0 or len(rows) < _ENOUGH_SIZES:
         return list(means)
@@ -24,18 +24,18 @@ def smoothed(rows: Sequence[int], means: Sequence[float], counts: Sequence[float
     line, leverage = _lines(rows, means, [n / value**2 for n, value in zip(counts, line, strict=True)])
     off = [mean / value - 1 for mean, value in zip(means, line, strict=True)]
     precision = [n / noise**2 for n in counts]
-    # Where a size outweighs those near it the line goes by that one, and says nothing of how far sizes lie off it.
+    # If a size outweighs its neighbours, the line follows that size and does not show how far sizes lie off it.
     free = [max(1 - share, 0.0) for share in leverage]
     real = _between(off, precision, sum(free))
-    # Share of what is seen that is believed: 1 of an exact mean, 0 where the line explains all of them.
+    # Share of each deviation that is kept: 1 for an exact mean, 0 if the line explains all means.
     return [value * (1 + o * real / (real + 1 / p)) for value, o, p in zip(line, off, precision, strict=True)]
 
 
 def _between(off: Sequence[float], precision: Sequence[float], freedom: float) -> float:
     """Return the variance that means would have about the line without their errors (Paule and Mandel 1982).
 
-    Each counts by what is open of it and of the line. Weighted by errors alone (DerSimonian and Laird 1986), thousands
-    of small batches, which lie on a line of their own, would have said that all others do.
+    Weights are by both errors and this variance. Weighted by errors alone (DerSimonian and Laird 1986), thousands
+    of small batches, which lie on their own line, would imply that all other sizes do too.
     """
     real = 0.0
     for _ in range(_ROUNDS):
@@ -44,14 +44,14 @@ def _between(off: Sequence[float], precision: Sequence[float], freedom: float) -
         excess = sum(squares) - freedom
         if excess <= _CLOSE * freedom:
             break
-        # Newton's step from below never goes too far, for what is left falls ever more slowly.
+        # Newton's step from below never overshoots, since the excess is convex and falls.
         real += excess / sum(w * square for w, square in zip(weights, squares, strict=True))
     return real
 
 
 def _lines(rows: Sequence[int], means: Sequence[float], weights: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return at each size the line through those within a factor of two, and the weight of its own mean in that."""
-    # Of w, wb, wbb, wm and wbm, summed up from the left: each window's sums are differences.
+    # Prefix sums of w, wb, wbb, wm and wbm: each window's sums are differences.
     sums = [(0.0, 0.0, 0.0, 0.0, 0.0)]
     for b, m, w in zip(rows, means, weights, strict=True):
         before = sums[-1]
@@ -67,7 +67,7 @@ def _lines(rows: Sequence[int], means: Sequence[float], weights: Sequence[float]
         if spread > 1e-9 * second:
             value += (product - middle * level) / spread * (b - middle)
             share += (b - middle) ** 2 / spread
-        # Far from all that weighs a line may fall below zero, where no time lies.
+        # Far from the heavy sizes a line may fall below zero, which is no time.
         line.append(value if value > 0 else mean)
         leverage.append(weight * share)
     return line, leverage

@@ -1,4 +1,4 @@
-"""What a simulation came to: how each request ended, and what any stretch of it sums up to."""
+"""The outcome of a simulation: how each request ended, and summaries of any interval."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """What may be changed while a simulation runs: what a tuner decides, and what it believes."""
+    """What may change while a simulation runs: a tuner's decision and its estimate."""
 
     parameters: Parameters
     estimate: Estimate | None = None
@@ -34,7 +34,7 @@ class End(StrEnum):
     LATE = "late"
     """Answered, after its due time."""
     SHED = "shed"
-    """Refused, because it would have been late."""
+    """Refused because it would have been late."""
     QUEUE_FULL = "queue-full"
     EXPIRED = "expired"
     FAILED = "failed"
@@ -42,25 +42,25 @@ class End(StrEnum):
 
 
 ENDS = tuple(End)
-"""A request's end is kept as its index in here."""
+"""A request's end is stored as its index in this tuple."""
 
 
 class Summary(Struct, frozen=True):
-    """What became of the requests that arrived in [start, stop)."""
+    """Sums over the requests that arrived in [start, stop)."""
 
     start: float
     stop: float
     ends: dict[End, int]
     p50: float
     p99: float
-    """Of the answers; 0 where there were none. ``miss_fraction`` is what refusals count in."""
+    """Of the answers; 0 without any. Refusals count in ``miss_fraction``."""
     device_busy: float
     """Seconds of device time taken by the batches dispatched in the same interval, over all replicas."""
     executor_busy: float
-    """Seconds that the executors computed for these, over all of them."""
+    """Seconds that these batches were computed, summed over the server's concurrent batches."""
     batches: int
     rows: int
-    """Rows in those batches, whatever became of them."""
+    """Rows in those batches, whatever their outcome."""
 
     @property
     def arrivals(self) -> int:
@@ -74,7 +74,7 @@ class Summary(Struct, frozen=True):
 
     @property
     def misses(self) -> dict[End, int]:
-        """All others, by reason."""
+        """Requests that were no hits, by reason."""
         return {end: number for end, number in self.ends.items() if end is not End.HIT}
 
     @property
@@ -105,22 +105,22 @@ class Summary(Struct, frozen=True):
 
 
 class Outcome:
-    """What a run came to, request by request in order of arrival, and batch by batch in order of dispatch."""
+    """The outcome of a run, by request in order of arrival, and by batch in order of dispatch."""
 
     def __init__(self, times: list[float], seconds: float, parameters: Parameters) -> None:
         self.times = times
         """Arrivals, seconds."""
         self.seconds = seconds
-        """How long requests came in; all of them were served to their end, which may be later."""
+        """For how long requests arrived; all of them ended, perhaps later."""
         self.latencies = array("d", [inf]) * len(times)
         """Seconds from arrival to good answer; ``inf``: none."""
         self.ends = bytearray(len(times))
         """Index into ``End``'s members."""
         self.batch_dispatched = array("d")
         self.batch_busy = array("d")
-        """Device time that the batch added: what of its service no other batch in flight overlaps already."""
+        """Device time that the batch added: its service time without the overlap with batches already in flight."""
         self.batch_seconds = array("d")
-        """Service times alone: what an executor was busy for."""
+        """Service times of the batches."""
         self.batch_rows = array("l")
         self.changes: list[tuple[float, int, Setting]] = [(0.0, 0, Setting(parameters))]
         """(when, replica, setting): the parameters at the start, then each change."""

@@ -1,7 +1,7 @@
-"""The digital twin: an event heap that drives the real Batcher against a device that exists only as numbers.
+"""The digital twin: an event heap that drives the real Batcher against a simulated device.
 
-Virtual time, so an hour costs seconds. Arrivals are given from outside, and equal seeds give a replica's k-th batch the
-same noise whatever the parameters: two settings differ by what they do, not by chance (common random numbers).
+Time is virtual, so an hour takes seconds. Arrivals are an argument, and with equal seeds a replica's k-th batch has the
+same noise under all parameters: two settings do not differ by chance (common random numbers).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Noise(StrEnum):
 
 
 class Device(Frozen, frozen=True):
-    """The upstream as it truly is; what the Batcher believes of it is an ``Estimate``.
+    """The true upstream; the Batcher only has an ``Estimate`` of it.
 
     Batches beyond ``executors`` wait their turn there, first come, first served. All times in seconds.
     """
@@ -74,17 +74,17 @@ class Device(Frozen, frozen=True):
     """Coefficient of variation of single batches around ``times``."""
     noise: Noise = Noise.GAMMA
     drift: tuple[tuple[float, float], ...] = ()
-    """(from when, factor on ``times``), ascending; the last one begun holds for the batches that start after it."""
+    """(from when, factor on ``times``), ascending; a batch has the last factor that began before it started."""
     cold: float = 1.0
     """Factor on the first batch of each (rows, bucket)."""
     largest: int | None = None
     """Rows above which a batch fails for its size."""
     stalls: tuple[tuple[float, float], ...] = ()
-    """(from when, for how long) the sidecar's host stands still, ascending and apart: the device computes on, but
-    arrivals, answers and timers are seen only afterwards."""
+    """(from when, for how long) the sidecar's host pauses, ascending and not overlapping: the device goes on, but
+    arrivals, answers and timers are only handled afterwards."""
 
     def estimate(self, largest: int = 64, bucket: int = 0) -> Estimate:
-        """Return what a perfect profile says of this device before any drift, up to ``largest`` rows."""
+        """Return the estimate of a perfect profile of this device before any drift, up to ``largest`` rows."""
         times = tuple(self.times(max(rows, 1), bucket) for rows in range(largest + 1))
         return Estimate(times, tuple(value * seldom_exceeded(self.cv) for value in times), self.executors, self.cv)
 
@@ -100,13 +100,13 @@ class Arrival(NamedTuple):
     patience: float = inf
     """The caller leaves after this."""
     poisoned: bool = False
-    """Fails every batch that it is in, and alone."""
+    """Makes every batch that it is in fail, and fails alone."""
     key: int = 0
     """Only requests of equal keys, and of one length bucket, are batched."""
     short: bool = False
-    """An answer to it and others has a row too few; alone it is answered well."""
+    """The answer to a batch with it has one row too few; alone it is answered correctly."""
     hangs: bool = False
-    """No batch that it is in is ever answered, nor does it occupy the device."""
+    """A batch with it is never answered, and does not occupy the device."""
     model: str = ""
     caller: int | None = None
 
@@ -116,9 +116,9 @@ Hook: TypeAlias = Callable[[float, list[Stats]], list[Setting] | None]
 
 
 class Dispatcher(Protocol):
-    """What a replica needs of a Batcher, or of a rule that stands in for it.
+    """The interface of a replica's Batcher, or of a rule in its place.
 
-    Its batches and its ``model("")`` carry the counters that answers are counted in.
+    Its batches and its ``model("")`` have the counters for answers.
     """
 
     def arrive(self, request: Request, now: float) -> list[Action]:
@@ -137,13 +137,13 @@ class Dispatcher(Protocol):
         """Replace the parameters."""
 
     def learn(self, model: str, estimate: Estimate | None, now: float, *, shed_slo: bool = False) -> list[Action]:
-        """Install what is believed of the service time."""
+        """Plan with an estimate of the service time."""
 
     def wake_at(self) -> float:
         """When ``poll`` is next needed; ``inf``: not before another event."""
 
     def model(self, name: str) -> ModelState:
-        """Return a model's state, which has the counters of its answers."""
+        """Return a model's state, with the counters of its answers."""
 
     def stats(self, now: float) -> Stats:
         """Snapshot the counters."""
@@ -158,17 +158,17 @@ _REFUSED = {
 
 
 class Simulation:
-    """One load on one device a replica, from the first arrival until the last request has ended.
+    """One load on one device per replica, from the first arrival until the last request has ended.
 
     ``arrivals``: times (seconds, ascending), or ``Arrival`` tuples, which may be cut short from the right; one kind
-    throughout. ``slo``: seconds from arrival to due time. ``estimate`` is what the Batchers believe from the start
-    (``None``: nothing, and then nothing is held or shed). ``bucket`` maps a length to its bucket; only equal buckets
-    merge. Requests without a deadline of their own have ``admission.timeout``. ``seconds``: how long hooks are called,
+    throughout. ``slo``: seconds from arrival to due time. ``estimate``: the Batchers' estimate at the start
+    (``None``: none, and then nothing is held or shed). ``bucket`` maps a length to its bucket; only equal buckets
+    merge. Requests without a deadline have ``admission.timeout``. ``seconds``: how long hooks are called,
     at least until the last arrival.
 
-    ``device``: one kind for all replicas, or one for each; all share a host, the first one's, as to ``stalls``. An
-    arrival goes to the replica with the fewest requests. ``dispatcher`` makes what stands in for a replica's Batcher,
-    which is what gets ``parameters`` and ``admission``.
+    ``device``: one kind for all replicas, or one for each; all have the host, and so the ``stalls``, of the first. An
+    arrival goes to the replica with the fewest requests. ``dispatcher`` makes what replaces a replica's Batcher;
+    without it, the Batcher gets ``parameters`` and ``admission``.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Simulation:
         self._batcher = batcher
 
     def every(self, seconds: float, hook: Hook) -> Simulation:
-        """Call ``hook`` every so often while the run lasts, and apply the settings it returns. Returns itself."""
+        """Call ``hook`` every ``seconds`` during the run, and apply the settings it returns. Returns itself."""
         self._hooks.append((seconds, hook))
         return self
 
@@ -243,7 +243,7 @@ class _Load:
         self._bucket = bucket
 
     def detail(self, number: int) -> Arrival | None:
-        """Return what is to be known of a request; ``None``: nothing, it is like all others."""
+        """Return the details of a request; ``None``: it is like all others."""
         return None if self._details is None else self._details[number]
 
     def request(self, number: int, detail: Arrival | None, now: float) -> Request:
@@ -282,16 +282,16 @@ class _Run:
         self._wakes = [inf] * len(replicas)
 
     def schedule(self, at: float, replica: _Replica, what: Batch | Request | tuple[float, Hook]) -> None:
-        """Let something happen later; a hook not after the run's last second."""
+        """Schedule an event; a hook not after the run's last second."""
         if not isinstance(what, tuple) or at <= self._outcome.seconds:
             self._serial += 1
             heappush(self._heap, (at, self._serial, replica, what))
 
     def play(self, stalls: Iterator[tuple[float, float]]) -> None:
-        """Let all happen in order: what the heap holds before a wake, a wake before an arrival, when they coincide."""
+        """Handle all events in order; at equal times first the heap's events, then a wake, then an arrival."""
         heap, wakes, replicas, times = self._heap, self._wakes, self._replicas, self._load.times
         stall = next(stalls, (inf, 0.0))
-        resumed = 0.0  # when the host last came to itself
+        resumed = 0.0  # when the host's last pause ended
         number = 0
         while True:
             next_event = heap[0][0] if heap else inf
@@ -364,7 +364,7 @@ class _Run:
                     number = request.payload
                     arrived = times[number]
                     outcome.latencies[number] = now - arrived
-                    # As the Batcher adds up: by the difference, the last bit would make late what is just in time.
+                    # Added up as the Batcher does: the difference could make a request late by the last bit.
                     outcome.ends[number] = _HIT if now <= arrived + slo else _LATE
                     answered(request.arrived, request.due, now, ok=True)
             elif isinstance(action, Refusal):
@@ -396,7 +396,7 @@ class _Replica:
         self.outstanding = 0
         self.busy_until = 0.0
         self.harmful: dict[Request, Arrival] = {}
-        """Requests that do something to the batches they are in."""
+        """Requests that affect the batches they are in."""
         self._device = device
         self._outcome = outcome
         self._free = [0.0] * device.executors
@@ -410,7 +410,7 @@ class _Replica:
         return any(self.harmful[each].hangs for each, _, _ in batch.slices if each in self.harmful)
 
     def serve(self, batch: Batch, now: float) -> float:
-        """Take a batch at ``now`` and return when its answer is there."""
+        """Take a batch at ``now`` and return when its answer is complete."""
         device = self._device
         size = (batch.rows, batch.bucket)
         is_first = size not in self._means

@@ -1,4 +1,4 @@
-"""What is believed of one model's load and device, from its counters."""
+"""The estimates of one model's load and device, from its counters."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ if TYPE_CHECKING:
 
 
 ENOUGH_REQUESTS = 1000
-"""Requests over which it is averaged how many rows they have."""
+"""Requests over which rows per request are averaged."""
 
 ROW_SHARES_MOVED = 0.1
-"""Change of a share that is worth another forecast."""
+"""Change of a share that needs another forecast."""
 
 
 class Moved(NamedTuple):
-    """What is another than it was, clearly."""
+    """What has clearly changed."""
 
     load: bool
     model: bool
     share: bool
-    """Of the arrivals, those that can share a batch."""
+    """The share of arrivals that can share a batch."""
     limit: bool
-    """Of the rows of a batch."""
+    """The limit on a batch's rows."""
 
 
 class Belief:
-    """The load, t(b), who can share a batch, and how large batches are allowed to be."""
+    """The load, batch latency, the batchable share, and the limit on batch sizes."""
 
     def __init__(self, load: Load | None = None, learner: LatencyLearner | None = None) -> None:
-        """Begin with nothing known, or with what is known from elsewhere."""
+        """Begin without estimates, or with given ones."""
         self.load = load or Load()
         self.learner = learner or LatencyLearner()
         self.sharing = Sharing()
         self.size_limit = SizeLimit()
         self.in_force: ServiceTime | None = None
-        """The t(b) that the Batcher's tables were last made of."""
+        """The latency model that the Batcher's tables were last made from."""
         self.row_shares: tuple[float, ...] = ()
-        """Shares of the requests by rows, in powers of two; empty: all have about as many."""
+        """Shares of the requests by rows, in powers of two; empty: all have about the same number."""
         self._row_counts: list[float] = []
         self._estimate: Estimate | None = None
         self._at_epoch: ServiceTime | None = None
 
     def observe(self, observation: Observation) -> Moved:
-        """Learn from an observation; say what moved."""
+        """Learn from an observation; return what changed."""
         stats, seconds = observation.stats, observation.seconds / observation.replicas
         self._count_rows(stats.request_rows)
         return Moved(
@@ -90,43 +90,43 @@ class Belief:
 
     @property
     def service(self) -> ServiceTime | None:
-        """What batches take; ``None`` before any was measured."""
+        """The latency model; ``None`` before any batch was measured."""
         return self.learner.estimate()
 
     @property
     def has_changed(self) -> bool:
-        """Whether t(b) is another than that in force."""
+        """Whether batch latency differs from that in force."""
         service = self.service
         return service is not None and has_changed(service, self.in_force)
 
     def is_another_model(self) -> bool:
-        """Whether t(b) is another model's than when the epoch began, in which settings were tried."""
+        """Whether batch latency is another model's than when the epoch of the explored settings began."""
         service = self.service
         return service is not None and is_another_model(service, self._at_epoch)
 
     def begin_epoch(self) -> bool:
-        """Begin another epoch; return whether t(b) is another model's than in the last one."""
+        """Begin another epoch; return whether batch latency is another model's than in the last one."""
         another = self.is_another_model()
         self._at_epoch = self.service
         return another
 
     def put_in_force(self, max_rows: int) -> None:
-        """Make tables of t(b) for the Batcher, up to ``max_rows``."""
+        """Make tables of batch latency for the Batcher, up to ``max_rows``."""
         service = self.service
         if service is not None and service is not self.in_force:
             self.in_force = service
             self._estimate = self.learner.believed(max_rows)
 
     def planned(self, parameters: Parameters, target: float, measured: int | None = None) -> Estimate | None:
-        """Return what the Batcher is to plan with under some parameters, and a target (seconds).
+        """Return the estimate for the Batcher under some parameters, and a target (seconds).
 
-        ``measured``: where a larger size is explored, the largest below it that was measured well.
+        ``measured``: if a larger size is explored, the largest well measured size below it.
         """
         service, estimate = self.in_force, self._estimate
         if service is None or estimate is None:
             return None
         executors = service.executors_for(parameters.max_in_flight)
-        # A size below all that was measured is chosen because it may take so much less.
+        # A size below all measured ones is chosen because it may be much faster.
         if parameters.max_batch < service.sizes[0]:
             estimate = estimate.proportional_below(service.sizes[0])
         if measured is not None:
@@ -134,6 +134,6 @@ class Belief:
         return estimate.computed(executors, assumed=executors - service.executors)
 
     def capacity(self, parameters: Parameters) -> float | None:
-        """Return the rows per second of a backlog under some parameters; ``None`` before any batch was measured."""
+        """Return the rows per second at a backlog under some parameters; ``None`` before any batch was measured."""
         service = self.in_force
         return None if service is None else service.capacity(parameters.max_batch, parameters.max_in_flight)

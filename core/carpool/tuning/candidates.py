@@ -1,4 +1,4 @@
-"""Which settings are compared: batch sizes that measurements speak for, waits, and numbers of batches in flight."""
+"""Which settings are compared: batch sizes supported by measurements, waits, and numbers of batches in flight."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Waits compared, as shares of the longest allowed."""
 
 SHOWN, SHOWN_NOISY, NOISY = 0.9, 1.9, 0.1
-"""Batches that show the latency of a size to the capacity: one, or two where they differ by ``NOISY`` or more."""
+"""Batches needed for a size's latency when the capacity is searched: one, or two if their CV is ``NOISY`` or more."""
 
 TAKES = 2 / 3
-"""Share of the SLO that a batch of copies may take."""
+"""Share of the SLO that the latency of a batch of copies may use."""
 
 
 def largest_reliable(service: ServiceTime, limits: Limits) -> int:
     """Return the largest size within bounds and within twice the largest measured.
 
-    One of those usually compared: where batch latency is flat, 46 rows have 4 % less capacity than 48.
+    It is one of ``SIZES``: where batch latency is flat, 46 rows have 4 % less capacity than 48.
     """
     most = min(limits.max_batch, 2 * service.largest_measured)
     return max(size for size in (*SIZES, limits.max_batch) if size <= most)
 
 
 def productive_sizes(service: ServiceTime, limits: Limits, *, also: int) -> list[int]:
-    """List sizes, ascending, up to the largest reliable one whose rows aren't clearly dearer than in smaller ones."""
+    """List sizes, ascending, up to the largest reliable one, whose rows do not clearly cost more than in smaller."""
     cheapest, largest = math.inf, 1
     for rows in range(1, largest_reliable(service, limits) + 1):
         if service.lower(rows) / rows <= cheapest:
@@ -54,8 +54,8 @@ def to_measure(service: ServiceTime, limits: Limits, target: float) -> int | Non
     """Return the rows of the next batch of copies that shows the capacity; ``None``: enough is known.
 
     At low load no batch is as large as those of a full replica. The least known size comes first: its latency lies
-    between those of the next smaller and larger ones measured. Up to twice the largest known; of at most ``TAKES`` of
-    ``target`` (seconds), since requests that come meanwhile wait for it, and surely within it.
+    between those of the next smaller and larger measured ones. At most twice the largest known size; its latency at
+    most ``TAKES`` of ``target`` (seconds), since requests that come meanwhile wait, and at upper confidence within it.
     """
     known = service.measured_sizes(SHOWN if service.noise < NOISY else SHOWN_NOISY)
     sizes = [size for size in productive_sizes(service, limits, also=1) if size not in known]
@@ -69,9 +69,9 @@ def to_measure(service: ServiceTime, limits: Limits, target: float) -> int | Non
 
 
 def known_flights(service: ServiceTime, limits: Limits, times: int = 1) -> int:
-    """Return how many batches in flight make full use of what the device is known to compute at once.
+    """Return how many batches in flight use all of the known server concurrency.
 
-    ``times`` as many where it is several, and nothing shows that it is no more: that shows it.
+    ``times`` as many if that is several and a higher one is not refuted: more in flight will show it.
     """
     known = service.executors_for(times * service.executors) if service.executors > 1 else 1
     return min(max(known, limits.min_in_flight), limits.max_in_flight)
@@ -104,10 +104,10 @@ class Grid:
         return [one for wait, _ in enumerate(self._waits) if (one := self.at(size, wait)).parameters not in self._avoid]
 
     def with_headroom(self) -> list[Assessment]:
-        """Assess of each size the longest wait that meets the SLO now and at 1.25 times the load.
+        """Assess for each size the longest wait that meets the SLO now and at 1.25 times the load.
 
-        The smaller the batch, the longer that wait. Shorter waits take more device time; so a size whose longest wait
-        looks dearer than what was found needs no closer look.
+        The smaller the batch, the longer that wait. Shorter waits take more device time; so a size needs no closer
+        look if its longest wait costs more than the best so far.
         """
         found: list[Assessment] = []
         longest, last = 0, len(self._waits) - 1
@@ -137,7 +137,7 @@ class Grid:
         return cheapest >= least * at_once or cheapest * situation.process.rate >= at_once
 
     def _without_vain_wait(self, size: int, wait: int) -> Assessment:
-        """Return the shortest wait that takes as little device time as a given one: more would gather no more."""
+        """Return the shortest wait with as little device time as a given one: a longer one saves nothing more."""
         best = self.at(size, wait)
         enough = (1 + VAIN) * best.device_time
 
@@ -148,4 +148,4 @@ class Grid:
 
 
 VAIN = 0.0005
-"""Relative saving of device time for which no longer wait is taken."""
+"""Relative saving of device time that does not justify a longer wait."""

@@ -1,10 +1,10 @@
-"""Exploration: a setting is put in force for a few batches, because only that measures what it takes.
+"""Exploration: a setting is put in force for a few batches, because its latency can only be measured that way.
 
-The choice is made once more, optimistically: a size never measured takes no longer than the next smaller one measured
-well, a size measured a few times takes what its lower confidence says, and a device computes as many batches at once as
-were never in flight together. What is then chosen, and saves enough, is explored if it does no harm at the upper
-confidence of batch latency, or no more than the unused part of the error budget pays for. (Optimism in the face of
-uncertainty: Lai and Robbins 1985; paid from what was saved: Wu et al., "Conservative Bandits", ICML 2016.)
+The choice is made a second time with an optimistic estimate: a size never measured takes no longer than the next
+smaller well measured one, a size measured a few times has its lower confidence, and the server concurrency is as high
+as not refuted. A setting chosen that way that saves enough is explored if it makes no requests late at the upper
+confidence of batch latency, or no more than the unused part of the error budget covers. (Optimism in the face of
+uncertainty: Lai and Robbins 1985; limited by savings: Wu et al., "Conservative Bandits", ICML 2016.)
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 BATCHES = 3
 UNSURE = 0.06
-"""Batches that show the latency of a size: 3, and more of a noisy model; 28 where batches differ by 30 %."""
+"""Relative error at which a size's latency is known: 3 batches, and more of a noisy model; 28 at a CV of 30 %."""
 
 GAIN = 0.05
-"""Share of device time, or of goodput, that an unmeasured size has to be able to gain."""
+"""Share of device time, or of goodput, that an unmeasured size must be able to save or gain."""
 
 SPENDS = 0.05
-"""Share of what can be spent that one exploration may cost: 0.15 s of requests, where none was late for 5 minutes."""
+"""Share of the credit that one exploration may use: 0.15 s of requests, if none was late for 5 minutes."""
 
 LEAST_CREDIT = 3.0
 """Requests that may be late in an exploration that was forecast to make none late."""
@@ -44,57 +44,57 @@ LOSES = 3.0
 """Seconds' worth of requests that exploration beyond the capacity may lose at most."""
 
 LASTS = 20.0
-"""Seconds after which an exploration ends though it showed nothing; the next of that setting waits twice as long."""
+"""Seconds after which an exploration ends without a result; the next one of that setting waits twice as long."""
 
 EXPOSED = 1.0
-"""Seconds for which one that fails does harm: it ends with the next observation after ``BATCHES`` batches."""
+"""Seconds that a failing exploration makes requests late: it ends at the next observation after ``BATCHES`` batches."""
 
 SAVED = 300.0
-"""Seconds' worth of misses that the SLO allows, and were not made, that can be spent."""
+"""The unused error budget of so many seconds can be used."""
 
 RISE = 1.25
-"""Load, relative to that at which candidates were last looked for, at which they are again: it fills other batches."""
+"""Factor on the load of the last search for candidates that starts another: a higher load fills other batches."""
 
 
 class _Trial(NamedTuple):
     parameters: Parameters
     beyond: int
-    """Rows of the largest batch below the explored size that was well measured."""
+    """Rows of the largest well measured batch below the explored size."""
     until: float
     credit: float
     """Requests that may still be late."""
     more_in_flight: bool
-    """Whether it is to show how many batches the device computes at once, and not what a size takes."""
+    """Whether it measures server concurrency instead of a size's latency."""
     left: float
-    """Batches still to be seen."""
+    """Batches still needed."""
 
 
 class Exploration:
-    """What is being explored, what was, and what it may cost. Times in seconds."""
+    """Present and past explorations, and the credit for them. Times in seconds."""
 
     __slots__ = ("_looked_at", "_looked_with", "_pauses", "_trial", "candidate", "spare")
 
     def __init__(self) -> None:
         self.candidate: Parameters | None = None
-        """What is worth exploring; ``None``: nothing."""
+        """The setting worth exploring; ``None``: none."""
         self.spare = 0.0
-        """Requests that met the SLO and might have missed it: what exploration may cost a replica that explores."""
+        """Credit: requests that exploration may make late at a replica that explores."""
         self._trial: _Trial | None = None
         self._pauses: dict[tuple[int, int], tuple[float, float]] = {}
-        """By size and batches in flight: not again before, and for how long after one that showed nothing."""
+        """By size and batches in flight: when it may be explored again, and the pause after one without a result."""
         self._looked_at = inf
-        """Requests per second at which candidates were last looked for on the way to another setting."""
+        """Requests per second at the last search for candidates on the way to another setting."""
         self._looked_with = 0.0
-        """``spare`` when they were last looked for."""
+        """``spare`` at the last search for candidates."""
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the setting in force is explored, so that what seems better has to wait."""
+        """Whether the setting in force is explored, so that better ones have to wait."""
         return self._trial is not None
 
     @property
     def measured(self) -> int | None:
-        """Rows of the largest well measured batch below the size that is being explored; ``None``: no size is."""
+        """Rows of the largest well measured batch below the explored size; ``None``: no size is explored."""
         trial = self._trial
         return trial.beyond if trial is not None and not trial.more_in_flight else None
 
@@ -113,9 +113,9 @@ class Exploration:
         self.candidate = None
 
     def observe(self, now: float, stats: ModelStats, late: float, service: ServiceTime) -> bool:
-        """Count the batches that show something; return whether the exploration just ended.
+        """Count the batches that measure the setting; return whether the exploration just ended.
 
-        ``late``: requests of a replica that were late; what can't be paid for ends it too.
+        ``late``: late requests of a replica; it also ends when these exceed the credit.
         """
         trial = self._trial
         if trial is None:
@@ -135,7 +135,7 @@ class Exploration:
         return True
 
     def interrupt(self, now: float) -> None:
-        """End it before it has shown anything. The same is not explored again for a while, longer each time."""
+        """End it without a result. The same setting is not explored again for a while, longer each time."""
         if self._trial is not None:
             key = self._trial.parameters.max_batch, self._trial.parameters.max_in_flight
             pause = self._pauses[key][1]
@@ -143,23 +143,23 @@ class Exploration:
             self._trial = None
 
     def stop(self) -> None:
-        """Break off: the load moved, or the SLO is missed. What was not shown may be explored again."""
+        """Break off: the load changed, or the SLO is missed. The same setting may be explored again."""
         if self._trial is not None:
             self._pauses.pop((self._trial.parameters.max_batch, self._trial.parameters.max_in_flight), None)
             self._trial = None
 
     def forget(self) -> None:
-        """Let everything be explored again: the model changed."""
+        """Allow every setting to be explored again: the model changed."""
         self.stop()
         self._pauses = {}
 
     def earn(self, budget: float, hits: int, late: float, explorers: int, rate: float) -> None:
-        """Count the misses that the SLO allows, and that were not made; what all save, the ``explorers`` may spend."""
+        """Add the unused error budget to the credit; the ``explorers`` share that of all replicas."""
         self.spare += (2 * budget * (hits + late) - late) / explorers
         self.spare = min(max(self.spare, 0.0), 2 * budget * SAVED * rate)
 
     def is_due(self, rate: float, *, leaves: bool) -> bool:
-        """Whether it is time to look for a candidate: on the way to another setting, at a higher load, or richer."""
+        """Whether to look for a candidate: on the way to another setting, at a higher load, or with more credit."""
         due = (leaves or rate >= RISE * self._looked_at) and not self.is_under_way
         if due:
             self._looked_at = rate
@@ -167,13 +167,13 @@ class Exploration:
 
     @property
     def is_richer(self) -> bool:
-        """Whether so much more can be spent than when a candidate was last looked for that it is worth another look."""
+        """Whether the credit grew enough since the last search for candidates to search again."""
         return self.spare >= 2 * max(self._looked_with, 1.0) and not self.is_under_way
 
     def look(self, forecaster: Forecaster, best: Assessment, current: Assessment, *, moving: bool, now: float) -> None:
         """Look for a candidate; ``moving``: whether the setting in force changes anyway.
 
-        At rest with headroom nothing is explored: what saves nothing would have to be taken back.
+        Nothing is explored when nothing changes and there is headroom: a setting that saves nothing would be undone.
         """
         self.candidate, self._looked_with = None, self.spare
         if best.holds_ahead and not moving:
@@ -204,7 +204,7 @@ class Exploration:
 
 
 def is_worth_exploring(possible: Assessment, best: Assessment) -> bool:
-    """Whether a setting would gain enough, were it as quick as it may be, and would show it soon."""
+    """Whether a setting gains enough by the optimistic estimate, and can be measured soon."""
     if not best.holds_now:
         gains = possible.holds_now or possible.now.goodput > (1 + GAIN) * best.now.goodput
     elif possible.is_overload_ahead:
@@ -217,14 +217,14 @@ def is_worth_exploring(possible: Assessment, best: Assessment) -> bool:
 
 
 def _is_filled(possible: Assessment, beyond: int) -> bool:
-    """Whether enough batches with more than ``beyond`` rows come within half of the time that exploration lasts."""
+    """Whether enough batches of more than ``beyond`` rows come within half of an exploration's time."""
     sizes, situation = possible.batches, possible.situation
     count = sum(size * situation.rows > beyond for size in sizes)
     return count * LASTS / 2 >= batches_needed(situation.service) * sum(sizes) / situation.process.rate
 
 
 def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters]:
-    """Yield settings that would show what is not known: other sizes, the cheapest first, and more in flight."""
+    """Yield settings that would measure something new: other sizes, the cheapest first, and more in flight."""
     situation, known = best.situation, best.parameters
     service, limits = situation.service, situation.limits
     waits = {known.max_wait}
@@ -234,7 +234,7 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
         waits.add(Duration(limits.min_wait))
     flights, executors = known.max_in_flight, service.executors
     if executors >= service.largest_in_flight:
-        # Of 29 ms batches within 50 ms, four on a device that computes two would be late, and three are not.
+        # With 29 ms batches within 50 ms, four on a device that computes two would be late, and three are not.
         numbers = {min(more, limits.max_in_flight) for more in (executors + 1, 2 * executors, 4 * executors)}
         for more in sorted((more for more in numbers if more > executors), reverse=True):
             yield replace(known, max_in_flight=more, pass_through=False)
@@ -249,10 +249,10 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
 
 
 def optimistic(service: ServiceTime, largest: int) -> ServiceTime:
-    """Return batch latency as it may be.
+    """Return an optimistic estimate of batch latency.
 
-    Sizes measured well are as they are; one measured seldom takes what its lower confidence says; one never measured
-    takes no longer than the next smaller one that was measured well.
+    Well measured sizes keep their latency; a size measured seldom gets its lower confidence; a size never measured
+    takes no longer than the next smaller well measured one.
     """
     known_well = service.measured_sizes(batches_needed(service)) or list(service.sizes[:1])
     seconds = {size: service.time(size) for size in known_well}
@@ -271,12 +271,12 @@ def optimistic(service: ServiceTime, largest: int) -> ServiceTime:
 
 
 def batches_needed(service: ServiceTime) -> float:
-    """Return how many batches show the latency of a size."""
+    """Return how many batches are needed for the latency of a size."""
     return BATCHES + (service.noise / UNSURE) ** 2
 
 
 def below(service: ServiceTime, size: int) -> int:
-    """Return the largest size below another that was measured, within what was measured at all well enough."""
+    """Return the largest measured size below another, among sizes up to the largest well measured one."""
     return service.largest_measured if size > service.largest_measured else _well_known(service, size)
 
 

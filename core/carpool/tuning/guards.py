@@ -1,4 +1,4 @@
-"""What speaks against the setting in force, or against forecasts: misses that were not forecast, slow answers."""
+"""Evidence against the setting in force, or against forecasts: misses that were not forecast, slow answers."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ TOO_LATE = (LATE, Refused.LATE, Refused.EXPIRED, Refused.QUEUE_FULL)
 """Misses that other parameters might have avoided; failures and cancellations are not."""
 
 BROKEN = 10.0
-"""Seconds for which requests that would be late are refused after the SLO was seen to be missed."""
+"""Seconds for which requests that would be late are refused after the SLO was missed."""
 
 TIGHTER = 0.9
-"""Factor on the SLO's target in forecasts, for every time that misses were seen which were not forecast."""
+"""Factor on the SLO's target in forecasts, applied each time there are misses that were not forecast."""
 
 TIGHT, TIGHTEST = 0.5, 0.25
-"""Between these the factor ends: at what is kept without a wait. No parameters help against what comes then."""
+"""Range of the factor's lower limit: the target met without a wait. Parameters do not cause misses beyond that."""
 
 FORGIVEN_AFTER = 300.0
-"""Seconds without such misses after which one step is taken back; doubled whenever that was too soon."""
+"""Seconds without such misses after which one step is undone; doubled whenever that was too soon."""
 
 
 def late_of(stats: ModelStats) -> int:
-    """Return how many requests were too late, whatever made them so."""
+    """Return how many requests were too late, for any reason."""
     return sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
 
 
 class SafetyMargin:
-    """How much shorter than promised the target is taken to be in forecasts. Times in seconds."""
+    """How much shorter the target is in forecasts than in the SLO. Times in seconds."""
 
     __slots__ = ("_before", "_calm_since", "_forgiven", "_forgiven_after", "factor")
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self._before: list[float] = []  # factors that were left, one for each step
+        self._before: list[float] = []  # the factor before each step
         self._calm_since = -inf
         self._forgiven_after = FORGIVEN_AFTER
         self._forgiven = False
 
     def more(self, now: float, forecast: float = 1.0, unheld: float = 1.0) -> bool:
-        """Plan a step more carefully, if possible; forecasts, as shares of the target, with and without a wait."""
+        """Take a step, if possible; forecasts, as shares of the target, with and without a wait."""
         if stricter := self.factor > (least := min(max(unheld, TIGHTEST), TIGHT)):
             self._before.append(self.factor)
             self.factor = max(min(self.factor, forecast) * TIGHTER, least)
@@ -61,43 +61,43 @@ class SafetyMargin:
         return stricter
 
     def is_over(self, now: float) -> bool:
-        """Whether a step may be taken back: what made requests late may be gone, and the load may never change."""
+        """Whether a step may be undone: the cause of the misses may be gone, even if the load never changes."""
         return self.factor < 1 and now - self._calm_since >= self._forgiven_after
 
     def less(self, now: float) -> None:
-        """Take a step back."""
+        """Undo a step."""
         self.factor = self._before.pop()
         self._calm_since = now
         self._forgiven = True
 
 
 class Guards:
-    """A sequential test of misses, a check of the forecast, and the margin that they call for."""
+    """A sequential test of misses, a check of the forecast, and the safety margin that follows from them."""
 
     def __init__(self, quantile: float) -> None:
-        """Begin with nothing against anything; ``quantile``: the SLO's."""
+        """Begin without evidence; ``quantile``: the SLO's."""
         self.margin = SafetyMargin()
         self.check = ForecastCheck()
         self._misses = MissTest(quantile, bursts=True)
         self._broken_at = -inf
 
     def follow(self, quantile: float, now: float) -> None:
-        """Go by another SLO."""
+        """Follow another SLO."""
         self._misses = MissTest(quantile, bursts=True)
         self.check.forget(now)
 
     def begin_epoch(self) -> None:
-        """Begin anew: load or model changed, and what missed the SLO may meet it now."""
+        """Restart: load or model changed, and a setting that missed the SLO may meet it now."""
         self.margin = SafetyMargin()
         self._misses.restart()
 
     def changed(self, now: float) -> None:
-        """Begin to count anew: other parameters are in force."""
+        """Restart the counts: other parameters are in force."""
         self._misses.restart()
         self.check.changed(now)
 
     def observe_misses(self, now: float, stats: ModelStats, max_batch: int) -> bool:
-        """Count answers of a setting that is forecast to meet the SLO; return whether it clearly doesn't."""
+        """Count answers of a setting that is forecast to meet the SLO; return whether it clearly misses it."""
         missed = self._misses.observe(stats.hits, late_of(stats), max_batch)
         if missed:
             self._broken_at = now
@@ -105,7 +105,7 @@ class Guards:
         return missed
 
     def was_broken(self, now: float) -> bool:
-        """Whether the SLO was seen to be missed just now."""
+        """Whether the SLO was missed recently."""
         return now - self._broken_at < BROKEN
 
     def check_forecast(
@@ -113,7 +113,7 @@ class Guards:
     ) -> bool:
         """Compare answers with their forecast; return whether an alarm began or ended.
 
-        ``disturbed``: whether what is in force, or the load, is not what the forecast was made for.
+        ``disturbed``: whether the setting in force, or the load, differs from the forecast's.
         """
         now, check = observation.now, self.check
         if model_moved:

@@ -1,4 +1,4 @@
-"""When the tuner last saw something happen. Times in seconds of the observations' clock."""
+"""Times of the tuner's last events, in seconds of the observations' clock."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from math import inf
 from carpool.policy.durations import format_seconds
 
 SILENCE = 30.0
-"""Seconds without an arrival after which the load is taken to be none."""
+"""Seconds without an arrival after which there is no load."""
 
 
 class History:
-    """The last arrival, the last change, and what came since."""
+    """The last arrival, the last change, and the arrivals since."""
 
     __slots__ = ("changed_at", "last_arrival", "now", "requests", "started_at")
 
     def __init__(self) -> None:
         """Begin before the first observation."""
         self.now = -inf
-        """Of the last observation."""
+        """Time of the last observation."""
         self.started_at: float | None = None
         self.changed_at = -inf
-        """Of the last change of parameters."""
+        """Time of the last change of parameters."""
         self.requests = 0
         """Arrivals since then."""
         self.last_arrival = -inf
@@ -46,17 +46,17 @@ class History:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nobody came for so long that there is no load."""
+        """Whether no request has come for so long that there is no load."""
         return self.now - self.last_arrival > SILENCE
 
     @property
     def silence(self) -> str:
-        """Say for how long nobody came."""
+        """Return a text on how long no request has come."""
         if self.last_arrival == -inf:
             return "no request yet"
         return f"no request for {format_seconds(round(self.now - self.last_arrival, 1))}"
 
     @property
     def is_quiet_from_the_start(self) -> bool:
-        """Whether nobody came for as long since the start."""
+        """Whether no request has come for as long since the start."""
         return self.now - max(self.last_arrival, self.now if self.started_at is None else self.started_at) > SILENCE

@@ -1,4 +1,4 @@
-"""Decisions in words: what a change gains and what it risks, what another objective would do. Pure."""
+"""Texts about decisions: what a change gains and risks, what another objective would do. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from carpool.tuning.objective import Choice
 
 LEAST = 0.003
-"""Saving of device time, relative, that is worth a word."""
+"""Least relative saving of device time that is mentioned."""
 
 
 def why(aim: Aim, choice: Choice, current: Assessment, target: Assessment) -> tuple[Reason, str]:
-    """Say what the move to ``target`` is for."""
+    """Return the reason for the move to ``target``."""
     if choice.is_fast:
         return _why_faster(aim, current, target)
     if target.parameters.pass_through:
@@ -70,13 +70,13 @@ def _why_faster(aim: Aim, current: Assessment, target: Assessment) -> tuple[Reas
 
 
 def busy(aim: Aim, one: Assessment) -> str:
-    """Say how busy the device is under a setting: ``device 57% busy (target 60%)``."""
+    """Return how busy the device is under a setting: ``device 57% busy (target 60%)``."""
     text = f"device {aim.utilization(one):.0%} busy"
     return f"{text} (target {aim.target:.0%})" if aim.objective is Objective.BALANCED else text
 
 
 def alternative(aim: Aim, current: Assessment, efficient: Assessment, fast: Assessment) -> str:
-    """Say what another objective would do; ``""``: nothing that is worth a word.
+    """Return what another objective would do; ``""``: nothing worth mentioning.
 
     ``efficient``: the setting with the least device time; ``fast``: one without a wait.
     """
@@ -92,9 +92,9 @@ def alternative(aim: Aim, current: Assessment, efficient: Assessment, fast: Asse
 
 
 def shortfall(best: Assessment, among: str = "") -> str:
-    """Say by how much the best configuration, ``among`` some, misses the SLO.
+    """Return by how much the best configuration, ``among`` some, misses the SLO.
 
-    Its p99 is of the requests that are answered, and may be inside the SLO while many are refused. The bound is the
+    Its p99 counts only answered requests, and may be inside the SLO while many are refused. The bound is the
     planning budget: half of the misses that the SLO allows.
     """
     share, budget = best.now.miss_fraction, best.situation.budget
@@ -103,7 +103,7 @@ def shortfall(best: Assessment, among: str = "") -> str:
 
 
 def explained(decision: Decision, alarm: str, *, holds: bool) -> Decision:
-    """Say why requests are not batched, and whether the forecast is wrong; ``holds``: whether any are held."""
+    """Add why requests are not batched, and whether the forecast is wrong; ``holds``: whether any are held."""
     decision = replace(decision, alarm=alarm)
     if alarm and decision.reason in {Reason.CONVERGED, Reason.FORECAST_OFF, Reason.HELD}:
         return replace(decision, reason=Reason.FORECAST_OFF, message=f"{decision.message}; {alarm}")

@@ -1,4 +1,4 @@
-"""From the setting in force towards the one chosen: what is done now, and why, or what it waits for. Pure."""
+"""The move from the setting in force towards the chosen one: what is done now, and why, or why it waits. Pure."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ NEGLIGIBLE = 0.001
 """Difference of forecast miss fractions below which one step is no riskier than another."""
 
 WORTH = 0.02
-"""Relative gain for which parameters are changed whatever is uncertain of it: the change itself measures it."""
+"""Relative gain for which parameters change even if it is uncertain: the change itself measures it."""
 
 LEAST = 0.003
-"""Relative saving of device time below which nothing is changed, however sure it is: a change is a message to every
+"""Relative saving of device time below which nothing changes, even if it is certain: a change is a message to every
 replica."""
 
 UNSURE = 0.1
-"""Share of the width of a batch latency's confidence interval that a gain has to exceed."""
+"""A gain must exceed this share of the width of the batch latency's confidence interval."""
 
 WIDE = 3.92
 """Standard errors from one end of a 95 % interval to the other."""
 
 
 class Scene(NamedTuple):
-    """All that a move is decided by."""
+    """The input of a move's decision."""
 
     requirements: Requirements
     aim: Aim
     forecaster: Forecaster
     choice: Choice
     current: Assessment
-    """What is in force."""
+    """The setting in force."""
     history: History
     left: frozenset[Parameters]
-    """Settings that were left since load or model changed: the way back needs a better reason."""
+    """Settings left since load or model changed: returning to one needs a better reason."""
     backlogged: bool
-    """Whether more waits than can be served in time."""
+    """Whether more requests wait than can be served in time."""
     forecast_low: bool
     """Whether answers take longer than forecast."""
     explored: Parameters | None
-    """What is worth exploring."""
+    """The setting worth exploring."""
     explores: bool
     """Whether the setting in force is explored; ``ended``: whether it was, until now."""
     ended: bool
 
     @property
     def loses(self) -> bool:
-        """Whether the SLO is missed as it is, by forecast or by what waits."""
+        """Whether the SLO is missed now, by forecast or by the backlog."""
         return not self.current.holds_now or self.backlogged
 
     @property
@@ -71,28 +71,28 @@ class Scene(NamedTuple):
         return self.history.since_change < riskier.after or self.history.requests < riskier.min_requests
 
     def is_riskier(self, step: Assessment) -> bool:
-        """Whether more may be late than now. A setting that misses the SLO has nothing to lose."""
+        """Whether more requests may be late than now. If the SLO is missed already, no step is riskier."""
         return not self.loses and step.risk > self.current.risk + NEGLIGIBLE
 
 
 class Move(NamedTuple):
-    """What is done: ``step`` is put in force; ``None``: all stays as it is."""
+    """The result: ``step`` is put in force; ``None``: nothing changes."""
 
     reason: Reason
     message: str
     target: Assessment
-    """What is gone towards."""
+    """The setting to approach."""
     step: Assessment | None = None
     capped_by: str = ""
-    """What keeps the step from being the target; ``""``: nothing."""
+    """Why the step is not the target; ``""``: it is."""
     tentative: bool = False
-    """Whether one replica had better try it first."""
+    """Whether one replica should have it first."""
     explores: bool = False
-    """Whether the step, or what is in force, is to be explored."""
+    """Whether the step, or the setting in force, is explored."""
 
 
 def is_worth(target: Assessment, current: Assessment) -> bool:
-    """Whether a setting with less device time is enough of a gain to change anything for it."""
+    """Whether the saving of device time is enough for a change."""
     service = target.situation.service
     size, present = target.parameters.max_batch, current.parameters.max_batch
     doubt = width(service, size)
@@ -100,9 +100,9 @@ def is_worth(target: Assessment, current: Assessment) -> bool:
         return True
     if not (current.holds_ahead and target.holds_ahead):
         return False
-    # Of equal sizes, what is uncertain of batch latency is the same for both.
+    # With equal sizes the error of batch latency is the same for both.
     error = 0.0 if size == present else hypot(doubt, width(service, present)) / WIDE
-    # Settings meet the same noise, but their batches differ: 500 that spread by a half leave 2 % open.
+    # Settings have the same noise, but their batches differ: 500 with a CV of 50 % leave an error of 2 %.
     batches = target.now.requests * target.situation.rows / target.now.mean_batch
     return is_better(target, current, max(LEAST, hypot(error, service.noise / sqrt(batches))))
 
@@ -130,18 +130,18 @@ def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
     target, parameters = scene.choice.target, scene.current.parameters
     if scene.explores:
         return Move(Reason.EXPLORES, "what this setting takes is being measured", target, capped_by="evidence")
-    # 1. What restores the SLO comes first.
+    # 1. Restoring the SLO comes first.
     rescue = scene.loses and target.holds_now and target.parameters != parameters
     if scene.forecast_low and not alarmed and not rescue:
         return _unheld(scene, target)
-    # 2. Then what only running it can show. From pass-through nothing would show what batches take.
+    # 2. Then exploration. Pass-through alone would never show batch latency.
     if scene.explored is not None and not rescue and not scene.requirements.recommends:
         explored = scene.forecaster.assess(scene.explored)
         if not (scene.is_early and scene.is_riskier(explored)):
             message = "it may gain, and has to run to be measured"
             tentative = not scene.loses
             return Move(Reason.EXPLORES, message, target, explored, "evidence", tentative=tentative, explores=True)
-    # 3. Then what is better.
+    # 3. Then a better setting.
     if target.parameters == parameters and expelled:
         if scene.history.since_change < scene.requirements.policy.tuning.riskier.after:
             return Move(Reason.WITHIN_STABILIZATION_WINDOW, "a backlog ended pass-through", target)
@@ -152,7 +152,7 @@ def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
 
 
 def _unheld(scene: Scene, target: Assessment) -> Move:
-    """Hold no request while the forecast is too low: nothing says what a wait would do."""
+    """Hold no request while the forecast is too low: the effect of a wait is unknown."""
     parameters = scene.current.parameters
     shortest = Duration(scene.requirements.limits.min_wait)
     if parameters.max_wait <= shortest:
@@ -196,7 +196,7 @@ def _step(scene: Scene, *, alarmed: bool) -> Move:
 def toward(current: Parameters, target: Parameters, factor: float, largest: int) -> Parameters:
     """Go from ``current`` towards ``target``: per step at most ``factor``, or one row, or one millisecond more.
 
-    ``largest`` is the largest batch measured; growth stops at twice that. Downwards a step may be of any size.
+    ``largest`` is the largest measured batch; growth stops at twice that. A step down may have any size.
     """
     size = min(target.max_batch, max(int(current.max_batch * factor), current.max_batch + 1))
     size = min(size, max(2 * largest, current.max_batch))

@@ -7,8 +7,8 @@
 
 If no setting meets the SLO at 1.25x the load: the one that loses least of it. If none meets it now: the most goodput.
 
-Utilization is the share of its capacity that the device uses; where it computes several batches at once, of all of
-them. Other models behind the same sidecar count, and so does what others use of a shared device.
+Utilization is the used share of the device's capacity, over all batches that it can compute at once. It includes other
+models behind the same sidecar, and other users of a shared device.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from carpool.policy.spec import BatchingPolicy
 
 SLACK = 0.02
-"""Utilization beyond the target that the setting in force may have: entering and leaving differ, so that a load at the
-edge turns nothing back and forth."""
+"""Utilization beyond the target that the setting in force may have: a hysteresis, so that a load at the edge does not
+change settings back and forth."""
 
 FASTER = 0.05
 """Relative gain of latency for which settings are changed."""
@@ -46,45 +46,45 @@ ALIKE = 0.02
 """Relative difference of latency below which pass-through is preferred: it merges and copies nothing."""
 
 PASSING_IN_FLIGHT = 4
-"""Requests passed through at once where the device computes fewer at once: it has a queue of its own."""
+"""Requests passed through at once if the device computes fewer at once: it has its own queue."""
 
 PASSING_LOAD = 0.7
-"""Share of the device's capacity up to which requests may pass one by one: above it they mostly meet a backlog."""
+"""Share of the device's capacity up to which requests may be sent one by one: above it there is mostly a backlog."""
 
 ENTER_PASS_THROUGH = 0.05
 LEAVE_PASS_THROUGH = 0.08
-"""Saving of device time by batching below which *Efficiency* passes requests through, and above which it stops to."""
+"""Saving of device time by batching below which *Efficiency* passes requests through; above it, it batches."""
 
 MOSTLY_ALONE = 1.2
-"""Mean batch, in requests, up to which pass-through is forecast to pass requests one by one."""
+"""Mean batch, in requests, up to which a forecast of pass-through counts as sending requests one by one."""
 
 OCTAVES, STEPS = 8, 4
 """*Balanced* compares waits down to the longest over 2**8, with 4 steps an octave: neighbours differ by 19 %."""
 
 FINE = 400
-"""Steps in which misses beyond the capacity differ: 0.25 % of the requests."""
+"""Misses beyond the capacity are compared in steps of 1/400: 0.25 % of the requests."""
 
 EQUAL = 0.003
-"""Relative difference of device time that is none: forecasts of 4,000 requests don't show less."""
+"""Relative difference of device time that counts as none: forecasts of 4,000 requests don't show less."""
 
 SMALLEST = 5
 """Sizes compared, of those that can keep the target, besides the largest and the one in force."""
 
 
 class Aim(Struct, frozen=True):
-    """What a policy asks for, and what others use of the device."""
+    """A policy's objective, and the use of the device by others."""
 
     objective: Objective = Objective.EFFICIENCY
     target: float = 1.0
     """Utilization, 0 to 1, up to which latency comes first."""
     share: float = 1.0
-    """Share of the device that is there for the models behind this sidecar."""
+    """Share of the device for the models behind this sidecar."""
     others: float = 0.0
     """Share of time in which only other models behind this sidecar use the device."""
 
     @classmethod
     def of(cls, policy: BatchingPolicy, others: float = 0.0) -> Self:
-        """Return what a policy asks for."""
+        """Return a policy's aim."""
         target = policy.target_utilization_percent / 100 if policy.objective is Objective.BALANCED else 1.0
         return cls(policy.objective, target, policy.device_share_percent / 100, others)
 
@@ -94,11 +94,11 @@ class Aim(Struct, frozen=True):
         return self.objective is not Objective.EFFICIENCY
 
     def utilization(self, one: Assessment) -> float:
-        """Return the share of its capacity, 0 to 1, that the device uses under a setting, others included."""
+        """Return the used share of the device's capacity, 0 to 1, under a setting, others included."""
         return min((one.utilization + self.others) / self.share, 1.0)
 
     def latency(self, one: Assessment) -> float:
-        """Return the latency (seconds) that is to be low: the mean, or the p99."""
+        """Return the latency (seconds) to minimize: the mean, or the p99."""
         return one.now.p99 if self.objective is Objective.LATENCY else one.mean
 
     def keeps_target(self, one: Assessment, slack: float = 0.0) -> bool:
@@ -107,12 +107,12 @@ class Aim(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """What is best at the present load."""
+    """The best settings at the present load."""
 
     target: Assessment
     """By the objective."""
     efficient: Assessment
-    """With the least device time; where none meets the SLO, with the least loss."""
+    """With the least device time; if none meets the SLO, with the least loss."""
     is_fast: bool = False
     """Whether ``target`` was chosen for its latency."""
 
@@ -125,12 +125,12 @@ def choose(
     avoid: Collection[Parameters] = (),
     sizes: Sequence[int] | None = None,
 ) -> Choice:
-    """Choose a setting; ``current`` is in force, ``avoid`` left out, ``sizes``, if given, are all that is compared."""
+    """Choose a setting; ``current`` is in force, ``avoid`` is left out; only ``sizes``, if given, are compared."""
     situation = forecaster.situation
     sizes = sizes or productive_sizes(situation.service, situation.limits, also=current.max_batch)
     efficient = most_efficient(forecaster, current, sizes, avoid)
     if mode is PassThroughMode.ALWAYS or situation.share <= batchable_share.NONE:
-        # Nothing is batched, so there is nothing to hold a request back for: all go on as if nobody was between.
+        # Nothing is batched, so no request is held: all are forwarded as if there were no sidecar.
         point = replace(efficient.parameters, max_wait=Duration(0.0), max_in_flight=situation.limits.max_in_flight)
         return Choice(forecaster.assess(replace(point, pass_through=mode is not PassThroughMode.NEVER)), efficient)
     if aim.is_for_latency and efficient.holds_ahead:
@@ -149,14 +149,14 @@ def rank(one: Assessment) -> tuple[float, ...]:
     lost_ahead = round(one.lost_ahead * FINE)
     if one.holds_now:
         return (1, round(one.misses * FINE), lost_ahead, one.device_time)
-    # Where no request is answered in time, the smallest batches, as many at once as may be computed, show soonest
+    # If no request is answered in time, small batches, as many at once as can be computed, show soonest
     # whether any can be.
     point = one.parameters
     return (2, round(one.lost * FINE), lost_ahead, point.max_wait, point.max_batch, -point.max_in_flight)
 
 
 def is_better(one: Assessment, other: Assessment, share: float) -> bool:
-    """Whether ``one`` is better than ``other`` by more than ``share`` of what they differ in."""
+    """Whether ``one`` is better than ``other`` by more than ``share``, in the figure that ranks them."""
     mine, theirs = rank(one), rank(other)
     if mine[0] != theirs[0]:
         return mine[0] < theirs[0]
@@ -174,7 +174,7 @@ def most_efficient(
 ) -> Assessment:
     """Return the setting with the least device time that meets the SLO now and at 1.25x the load; else the least loss.
 
-    With as many batches in flight as the device is known to compute at once, or as are in force.
+    It has as many batches in flight as the known server concurrency, or as are in force.
     """
     situation = forecaster.situation
     flights = {known_flights(situation.service, situation.limits)}
@@ -186,21 +186,21 @@ def most_efficient(
         found = _least_loss([one for grid in grids for one in grid.unheld()])
         best = min(found, key=rank, default=forecaster.assess(current))
         if situation.service.executors > 1 and best.least_loss <= 0:
-            # A backlog fills batches without a wait. But where the SLO leaves no time for one, and several batches are
-            # computed at once, a short wait keeps one of them free.
+            # A backlog fills batches without a wait. But if the SLO leaves no time for a backlog, and several batches
+            # are computed at once, a short wait keeps one of them free.
             found = _least_loss([best, *(one for grid in grids for one in grid.held(best.parameters.max_batch))])
     best = min(found, key=rank, default=forecaster.assess(current))
     if not best.holds_ahead:
         return best
-    # Of settings that take the same device time, the one with the lowest latency.
+    # Of settings with equal device time, the one with the lowest latency.
     alike = [one for one in found if one.holds_ahead and one.device_time <= (1 + EQUAL) * best.device_time]
     return min(alike, key=lambda one: one.mean, default=best)
 
 
 def _least_loss(found: Sequence[Assessment]) -> list[Assessment]:
-    """Return those with the least loss, by ``rank``, without forecasting what can't be among them.
+    """Return the settings with the least loss, by ``rank``; forecast only those that can be among them.
 
-    A forecast with refusals takes 20 times as long as one without. Of 20 sizes most can't carry as much as the best.
+    A forecast with refusals takes 20 times as long as one without. Most of 20 sizes can't carry as much as the best.
     """
     holding = [one for one in found if one.holds_now]
     if holding:
@@ -222,8 +222,8 @@ def _least_loss(found: Sequence[Assessment]) -> list[Assessment]:
 
 
 def passing(parameters: Parameters, service: ServiceTime, limits: Limits) -> Parameters:
-    """Return what passes requests through where ``parameters`` would batch them."""
-    # Twice as many as were ever computed at once show whether more are.
+    """Return the pass-through parameters in place of ``parameters``."""
+    # Twice as many as were ever computed at once show whether more can be.
     flights = min(max(service.executors_for(2 * service.executors), PASSING_IN_FLIGHT), limits.max_in_flight)
     return replace(parameters, max_wait=Duration(0.0), max_in_flight=flights, pass_through=True)
 
@@ -234,14 +234,14 @@ def _passing(forecaster: Forecaster, parameters: Parameters) -> Assessment:
 
 
 def _pass_or_batch(forecaster: Forecaster, efficient: Assessment, current: Parameters) -> Assessment:
-    """Return the setting with the least device time, or pass-through where batching saves too little of that."""
+    """Return the setting with the least device time, or pass-through if batching saves too little of that."""
     through = _passing(forecaster, efficient.parameters)
     if not through.holds_ahead or forecaster.single_load() > PASSING_LOAD:
         return efficient
     enough = LEAVE_PASS_THROUGH if current.pass_through else ENTER_PASS_THROUGH
     if forecaster.saving(efficient, through) >= enough:
         return efficient
-    # Where a backlog soon ends it, what was forecast is batching without a wait, and no pass-through.
+    # If a backlog soon ends pass-through, the forecast is one of batching without a wait.
     return through if through.now.mean_batch <= MOSTLY_ALONE * forecaster.situation.rows else efficient
 
 
@@ -267,15 +267,15 @@ def _fastest(
         return best
     situation, service = forecaster.situation, forecaster.situation.service
     through = _passing(forecaster, (best or forecaster.assess(current)).parameters)
-    # Forecast as batching what a backlog brings; how it serves requests that come meanwhile, single requests show.
+    # A backlog is forecast as batching; requests that come alone are forecast from single requests.
     flights = known_flights(service, situation.limits, 2)
     alone = forecaster.assess(Parameters(situation.rows, Duration(0.0), flights))
     if not (alone.holds_ahead and aim.keeps_target(alone, slack)):
         return best
     limit = 1 + (FASTER if current.pass_through else ALIKE)
     if service.largest_measured <= situation.rows:
-        # Nothing shows what a batch would take. Where requests seldom meet it hardly matters; where they do, the few
-        # that meet are batched without a wait, and show it.
+        # Batch latency is unknown. If requests seldom overlap it hardly matters; if they do, those that overlap are
+        # batched without a wait, and show it.
         if alone.mean <= limit * service.time(situation.rows):
             return through
         size = current.max_batch if current.max_batch > situation.rows and not current.pass_through else 0
@@ -302,7 +302,7 @@ def fastest_batching(
     best = next((one for one in found if one.holds_now and one.holds_ahead), None)
     if best is None:
         return None
-    # Of equals the size in force stays: at low load no size differs from another.
+    # Among equals the size in force stays: at low load all sizes are equal.
     alike = sorted(
         (one for one in found if aim.latency(one) <= (1 + ALIKE / 2) * aim.latency(best)),
         key=lambda one: (
@@ -318,9 +318,9 @@ def fastest_batching(
 def _least_waits(
     forecaster: Forecaster, aim: Aim, current: Parameters, sizes: Sequence[int], flights: int
 ) -> list[Assessment]:
-    """Assess of each size the shortest wait that keeps the target.
+    """Assess for each size the shortest wait that keeps the target.
 
-    From the largest size downwards: in smaller batches fewer requests gather, so they need no shorter a wait.
+    Sizes are tested from the largest down: smaller batches never need a shorter wait.
     """
     waits = forecaster.situation.limits.waits((0.0, *(2 ** (-step / STEPS) for step in range(OCTAVES * STEPS + 1))))
 

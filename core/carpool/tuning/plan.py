@@ -1,4 +1,4 @@
-"""What is best in the present situation: made anew when something changed, and kept until then."""
+"""The best setting in the present situation: chosen again when something changed, and kept until then."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 
 BURSTIER = 0.02
-"""Change of the burstiness, relative, that is worth another search of the capacity."""
+"""Relative change of the burstiness that needs another search of the capacity."""
 
 SCARCE = 0.3
-"""Utilization from which requests that would be late are refused: below it, few others come while one is served late,
-and a burst is over soon."""
+"""Utilization from which requests that would be late are refused: below it, a late request delays few others, and a
+burst is over soon."""
 
 
 class Plan:
-    """The situation, and what was chosen for it."""
+    """The situation, and the choice for it."""
 
     def __init__(self, requirements: Requirements) -> None:
         """Begin without a choice."""
@@ -48,15 +48,15 @@ class Plan:
         self.aim = Aim.of(requirements.policy)
         self.forecaster: Forecaster | None = None
         self.choice: Choice | None = None
-        """``None``: to be made."""
+        """``None``: not made yet."""
         self._load: Load | None = None
         self._made_from: Parameters | None = None
-        """What was in force when it was."""
+        """The parameters in force when it was made."""
         self._capacity: tuple[object, Capacity] | None = None
-        """What it was searched for, and the answer."""
+        """The key of the last search, and its result."""
 
     def adopted(self, parameters: Parameters, *, explored: bool) -> None:
-        """Choose anew, unless these are in force again and were left for what was chosen, not to be ``explored``."""
+        """Drop the choice, unless it was made from these parameters and they are back without being ``explored``."""
         if explored or parameters != self._made_from:
             self.choice = None
 
@@ -66,11 +66,11 @@ class Plan:
         return self.choice is None or forecaster is None or belief.load.process != forecaster.situation.process
 
     def assess(self, parameters: Parameters) -> Assessment | None:
-        """Return the forecasts of what is in force; ``None`` before the first choice."""
+        """Return the forecasts of the parameters in force; ``None`` before the first choice."""
         return self.forecaster.assess(parameters) if self.forecaster is not None else None
 
     def promised(self, parameters: Parameters) -> tuple[float, float]:
-        """Return the share of the target that answers were forecast to keep, and what they would without a wait."""
+        """Return the forecast of answers as a share of the target, with and without a wait."""
         forecaster, target, wait = self.forecaster, self._requirements.target, self._requirements.limits.min_wait
         if forecaster is None:
             return 1.0, 1.0
@@ -82,15 +82,15 @@ class Plan:
         return self.forecaster is None or self.forecaster.holds(wait)
 
     def is_scarce(self, parameters: Parameters) -> bool:
-        """Whether device time is: a request that is answered late makes others late.
+        """Whether device time is scarce: a request that is answered late makes others late.
 
-        Where it is not, refusing the last requests of a burst would help no other.
+        If it is not, refusing the last requests of a burst would help no other.
         """
         current = self.assess(parameters)
         return current is not None and (not current.holds_ahead or self.aim.utilization(current) > SCARCE)
 
     def rest(self, parameters: Parameters, *, refine: bool) -> None:
-        """Forecast what is in force more surely, with every decision that needs no choice; let go of what is large."""
+        """Refine the forecast of the parameters in force after a decision without a choice; drop large data."""
         if self.forecaster is not None:
             if refine:
                 self.forecaster.assess(parameters).refine()
@@ -105,7 +105,7 @@ class Plan:
         left: Collection[Parameters],
         now: float,
     ) -> None:
-        """Choose anew, from what is in force."""
+        """Choose again, from the parameters in force."""
         situation = self._situation(belief, guards)
         if situation is None:
             return
@@ -116,18 +116,18 @@ class Plan:
         if self._requirements.held:
             self.choice = Choice(current, current)
             return
-        # Where batches can't be larger now, nothing is to be gained by another maximum, nor to be learned.
+        # If batches can't be larger now, another maximum gains nothing and shows nothing.
         limited = belief.sharing.share <= NONE or (situation.largest or parameters.max_batch) < parameters.max_batch
         sizes = (parameters.max_batch,) if limited else None
-        # A setting that misses the SLO is left, and what was left before is no answer.
+        # A setting that misses the SLO is left, but not for one that was left before.
         avoid = () if current.holds_now else left
         choice = choose(forecaster, self.aim, parameters, self._requirements.passing, avoid, sizes)
         if not choice.efficient.holds_now and avoid:
-            # Beyond the capacity requests are late whatever is set: that speaks against nothing that was in force.
+            # Beyond the capacity requests are late with any setting: that is no evidence against earlier settings.
             choice = choose(forecaster, self.aim, parameters, self._requirements.passing, (), sizes)
         self.choice = choice
         leaves = choice.target.parameters != parameters and is_gain(self.aim, choice, current)
-        # What was worth exploring on the way, and had to wait, still is.
+        # A candidate found on the way that had to wait is still worth exploring.
         moving = exploration.is_due(belief.load.rate, leaves=leaves) or exploration.candidate is not None
         self.explore(belief, guards, exploration, parameters, now, moving=moving)
 
@@ -141,7 +141,7 @@ class Plan:
         *,
         moving: bool,
     ) -> None:
-        """Look for what is worth exploring."""
+        """Look for a setting worth exploring."""
         forecaster, choice, requirements = self.forecaster, self.choice, self._requirements
         exploration.candidate = None
         if forecaster is None or choice is None or guards.check.alarm:
@@ -150,9 +150,9 @@ class Plan:
             return
         if belief.size_limit.largest is not None or belief.sharing.share <= NONE:
             return
-        # After misses that were not forecast no forecast says what harm would be done.
+        # After misses that were not forecast, forecasts of exploration's cost are not reliable.
         is_sure = guards.margin.factor == 1
-        # While the device has room, another size has nothing to save that anybody needs.
+        # While the device has room, saving its time is not needed.
         if not choice.is_fast and (is_sure or not choice.efficient.holds_now):
             exploration.look(forecaster, choice.efficient, forecaster.assess(parameters), moving=moving, now=now)
 
@@ -178,7 +178,7 @@ class Plan:
         )
 
     def forecasted(self, step: Assessment) -> Forecasted:
-        """Return what is expected of a setting."""
+        """Return the forecast figures of a setting."""
         refined = step.refined
         return Forecasted(
             p50=refined.p50,
@@ -194,10 +194,10 @@ class Plan:
         )
 
     def capacity(self, parameters: Parameters, *, best: bool = False) -> Capacity | None:
-        """Search what a replica can serve within the SLO; ``None`` while nothing is known of load or device.
+        """Search the capacity of a replica within the SLO; ``None`` while load or device is unknown.
 
-        Where ``parameters`` are held, it is by these; ``best``: by the best all the same. Not for every decision: it
-        takes up to half a second of CPU, for bursts two. The last answer stands until anything but the rate changed.
+        With held ``parameters``, it is their capacity; ``best``: that of the best ones nevertheless. Not for every
+        decision: it takes up to 0.5 s of CPU, 2 s with bursts. The result is kept until more than the rate changes.
         """
         process = self._load.measured if self._load is not None else None
         if self.forecaster is None or process is None:
@@ -211,13 +211,13 @@ class Plan:
         asked = situation, settings
         if self._capacity is None or self._capacity[0] != asked:
             found = capacity(situation, settings, by_hand)
-            # Of a shared device, the part that is there for this sidecar.
+            # Only this sidecar's part of a shared device.
             rates = {name: self.aim.share * each for name, each in asdict(found).items() if name != "parameters"}
             self._capacity = asked, replace(found, **rates)
         return self._capacity[1]
 
     def to_measure(self) -> int | None:
-        """Return the rows of a batch that shows the capacity; ``None``: it is known, or the device has no room."""
+        """Return the rows of a batch to measure for the capacity; ``None``: it is known, or the device has no room."""
         forecaster, choice = self.forecaster, self.choice
         if forecaster is None or choice is None or not choice.efficient.holds_ahead:
             return None
@@ -227,7 +227,7 @@ class Plan:
         return to_measure(situation.service, situation.limits, situation.target)
 
     def alternative(self, parameters: Parameters) -> str:
-        """Say what another objective than the one ``parameters`` were chosen for would do at this load."""
+        """Return what another objective would do at this load than the one ``parameters`` were chosen for."""
         forecaster, choice = self.forecaster, self.choice
         if forecaster is None or choice is None:
             return ""
@@ -238,7 +238,7 @@ class Plan:
 
 
 def _rounded(process: Fitted) -> Fitted:
-    """Return arrivals of the same burstiness, in steps of 2 %, at one a second: what a capacity depends on."""
+    """Return arrivals of the same burstiness, in steps of 2 %, at one a second: a capacity depends on these."""
 
     def stepped(value: float) -> float:
         return math.exp(round(math.log(value) / BURSTIER) * BURSTIER)

@@ -1,4 +1,4 @@
-"""What a policy asks of one model, ready to compute with."""
+"""A policy's requirements for one model, ready to compute with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Requirements(Struct, frozen=True):
 
     @classmethod
     def of(cls, policy: BatchingPolicy, model: Model | None) -> Self:
-        """Gather them."""
+        """Collect them from a policy."""
         *others, (quantile, target) = policy.slo.percentiles
         return cls(policy, policy.limits(model), quantile, target, tuple(others))
 
@@ -39,24 +39,24 @@ class Requirements(Struct, frozen=True):
 
     @property
     def held(self) -> bool:
-        """Whether nothing is to be changed."""
+        """Whether nothing may be changed."""
         return self.policy.tuning.mode is TuningMode.HOLD
 
     def clamp(self, parameters: Parameters) -> Parameters:
-        """Return the nearest parameters within the limits; where nothing is to be changed, those that are in force."""
+        """Return the nearest parameters within the limits; if nothing may be changed, the given ones."""
         return parameters if self.held else self.limits.clamp(parameters)
 
     def by_hand(self, largest: int) -> Parameters | None:
-        """Return the baseline that somebody wrote down, with batches up to ``largest``; ``None``: nobody did."""
+        """Return the baseline if the policy has one, with batches up to ``largest``; else ``None``."""
         known = replace(self.policy.baseline, max_batch=min(self.policy.baseline.max_batch, largest))
         return self.limits.clamp(known) if self.policy.baseline != Parameters() else None
 
     @property
     def recommends(self) -> bool:
-        """Whether changes are only to be named."""
+        """Whether changes are only recommended."""
         return self.policy.tuning.mode is TuningMode.RECOMMEND
 
     @property
     def passing(self) -> PassThroughMode:
-        """When requests may pass one by one."""
+        """When requests may be sent one by one."""
         return self.policy.pass_through.mode

@@ -1,4 +1,4 @@
-"""Which state the tuner is in: the first of these that applies. The diagram is in docs/tuning.md."""
+"""The tuner's state: the first one that applies. The diagram is in docs/tuning.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def state_of(
     cautious: bool,
     explores: bool,
 ) -> State:
-    """Return it.
+    """Return the state.
 
     ``known``: whether batch latency is; ``sheds``: whether there is a backlog, or the SLO was just missed;
     ``cautious``: whether forecasts are made with a margin; ``explores``: whether the setting in force is explored.

@@ -1,8 +1,8 @@
-"""Turns one model's parameters by what is observed of it.
+"""Tunes one model's parameters from observations of it.
 
-Every observation is learned from (``belief``), and compared with what was forecast (``guards``). Where something
-changed, the best setting is chosen anew (``objective``), and what could be better is looked for (``exploration``). A
-step is taken as far as the rules allow (``moves``).
+The tuner learns from every observation (``belief``) and compares it with the forecast (``guards``). When something
+changed, it chooses the best setting again (``objective``) and looks for settings that could be better
+(``exploration``). It takes a step as far as the rules allow (``moves``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INTERVAL = 0.5
 
 
 class Tuner:
-    """Turns one model's parameters by what is observed every ``INTERVAL``."""
+    """Tunes one model's parameters from an observation every ``INTERVAL``."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Tuner:
     ) -> None:
         """Start from ``parameters``, or the policy's baseline within its limits.
 
-        ``load`` and ``learner``: what load and batch latency are to be known from, where not from observations alone.
+        ``load`` and ``learner``: earlier estimates of load and batch latency, if there are any.
         """
         self._requirements = Requirements.of(policy, model)
         self.belief = Belief(load, learner)
@@ -63,13 +63,13 @@ class Tuner:
         self._exploration = Exploration()
         self.plan = Plan(self._requirements)
         self._left: set[Parameters] = set()
-        """Settings that were left since load or model changed."""
+        """Settings left since load or model changed."""
         self._queued_rows = 0
 
     def follow(self, policy: BatchingPolicy, model: Model | None = None) -> None:
-        """Go by another policy from here on, from the present parameters within its limits.
+        """Follow another policy from now on, starting with the present parameters within its limits.
 
-        What was learned of load and batch latency stays; what was explored under the old one may be explored again.
+        The estimates of load and batch latency stay; settings explored under the old policy may be explored again.
         """
         self._requirements = Requirements.of(policy, model)
         self.belief.load.tolerance = policy.tuning.tolerance_percent / 100
@@ -81,16 +81,16 @@ class Tuner:
             self._begin_epoch()
 
     def adopt(self, parameters: Parameters) -> None:
-        """Go on from parameters that somebody else put in force."""
+        """Continue from parameters that were put in force from outside."""
         if (parameters := self._requirements.clamp(parameters)) != self.parameters:
             self.plan.adopted(parameters, explored=self._exploration.is_under_way)
             self._exploration.interrupt(self._history.now)
             self._put_in_force(parameters)
 
     def rejected(self, parameters: Parameters, back_to: Parameters) -> None:
-        """Go on from ``back_to``: with ``parameters`` too many requests were late, and they were taken back.
+        """Continue from ``back_to``: with ``parameters`` too many requests were late, so they were rolled back.
 
-        If it was forecast that they meet the SLO, forecasts are made with more care, as if it had been seen here.
+        If they were forecast to meet the SLO, the safety margin grows, as if the misses had been observed here.
         """
         if parameters not in self._left:
             self._left.add(parameters)
@@ -100,7 +100,7 @@ class Tuner:
         self.adopt(back_to)
 
     def step(self, observation: Observation, *, refine: bool = True) -> Decision:
-        """Take an observation and decide; ``refine``: whether there is time to make forecasts surer."""
+        """Take an observation and decide; ``refine``: whether there is time to refine forecasts."""
         decision = self._step(observation, refine=refine)
         state = state_of(
             self.parameters,
@@ -119,7 +119,7 @@ class Tuner:
         history, belief, stats = self._history, self.belief, observation.stats
         history.observe(observation.now, stats.arrivals)
         backlogged, self._queued_rows = self._backlogged(), observation.queued_rows
-        # 1. Evidence that is none.
+        # 1. Ignore observations that are no evidence.
         if observation.seconds <= 0:
             return self._keep(Reason.METRICS_STALE, "no time has passed since the last observation")
         if observation.stalled:
@@ -135,14 +135,14 @@ class Tuner:
             return self._keep(Reason.TOO_FEW_SAMPLES, "no batch has been measured yet")
         if belief.load.process is None or history.is_silent:
             belief.put_in_force(self._requirements.limits.max_batch)
-            self.plan.choice = None  # what was best at a load that is gone says nothing of now
+            self.plan.choice = None  # the choice for an earlier load is void
             return self._idle()
         if any(moved) or belief.is_another_model():
             self._begin_epoch()
-        # 3. Is what was forecast contradicted?
+        # 3. Is the forecast contradicted?
         expelled = self.parameters.pass_through and not observation.passing
         alarmed, ended, checked = self._contradicted(observation, moved, backlogged=backlogged, expelled=expelled)
-        # 4. Choose anew where something changed.
+        # 4. Choose again if something changed.
         margin, exploration = self._guards.margin, self._exploration
         if forgives := margin.is_over(history.now):
             margin.less(history.now)
@@ -161,7 +161,7 @@ class Tuner:
     def _contradicted(
         self, observation: Observation, moved: Moved, *, backlogged: bool, expelled: bool
     ) -> tuple[bool, bool, bool]:
-        """Compare answers with what was forecast for the setting in force, not with what was late before it.
+        """Compare answers with the forecast of the setting in force; requests late before it do not count.
 
         Returns whether too many were late, whether an exploration just ended, and whether an alarm began or ended.
         """
@@ -185,7 +185,7 @@ class Tuner:
         return alarmed, ended, checked
 
     def _begin_epoch(self) -> None:
-        """Forget what was left: the load or the model changed."""
+        """Forget the settings that were left: the load or the model changed."""
         if self.belief.begin_epoch():
             self._exploration.forget()
         else:
@@ -194,7 +194,7 @@ class Tuner:
         self._guards.begin_epoch()
 
     def _idle(self) -> Decision:
-        """Pass requests through where none comes: the next one has no other to wait for."""
+        """Pass requests through while none comes: the next one has no other to wait for."""
         requirements, silence, service = self._requirements, self._history.silence, self.belief.service
         keeps = requirements.held or requirements.passing is PassThroughMode.NEVER or self.parameters.pass_through
         if keeps or service is None or not self._history.is_silent:
@@ -209,7 +209,7 @@ class Tuner:
     # ------------------------------------------------------------------------------------------------- movement
 
     def _move(self, *, alarmed: bool, expelled: bool, ended: bool) -> Decision:
-        """Do what the rules allow."""
+        """Move as far as the rules allow."""
         plan, requirements, exploration = self.plan, self._requirements, self._exploration
         if plan.forecaster is None or plan.choice is None:
             return self._keep(Reason.TOO_FEW_SAMPLES, "nothing to decide by yet")
@@ -285,6 +285,6 @@ class Tuner:
         return mode is ShedAt.SLO
 
     def _backlogged(self) -> bool:
-        """Whether more waits than can be served in time: all that comes behind it would be late."""
+        """Whether more requests wait than can be served in time: all later ones would be late."""
         capacity = self.belief.capacity(self.parameters)
         return capacity is not None and self._queued_rows > capacity * self._requirements.target

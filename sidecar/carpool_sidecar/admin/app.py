@@ -1,4 +1,4 @@
-"""The admin port: probes, metrics, what is going on and why, drain, and signed changes; and who may have what."""
+"""The admin port: probes, metrics, reports, explanations, drain and signed changes; and who may use them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 
 
 class AdminApp:
-    """What the admin port's server calls.
+    """The application of the admin port's server.
 
-    Probes and metrics are open. All else takes ``Authorization: Bearer <key>`` where a key is configured; without one
-    it is served only where the port is ``local``, on a loopback address. Beside that, and where a public key is
-    configured, who has a ticket may read; who has a signature may change, and needs nothing else: what is signed is the
-    change itself. The drain key drains.
+    Probes and metrics are open. All else needs ``Authorization: Bearer <key>`` if a key is configured; without one
+    it is served only if the port is ``local``, on a loopback address. If a public key is configured, a ticket also
+    allows reading, and a signature allows a change without any other credential: the change itself is signed. The
+    drain key allows draining.
     """
 
     def __init__(self, sidecar: Sidecar, key: str | None, *, local: bool) -> None:
@@ -79,13 +79,13 @@ class AdminApp:
             exchange.fail(404, "path", f"the admin port serves {', '.join(paths)}")
 
     def sent(self, exchange: Exchange) -> None:
-        """Nothing is left to do."""
+        """Do nothing: no work is left."""
 
     def disconnected(self, exchange: Exchange) -> None:
-        """Nothing was begun that has to be undone."""
+        """Do nothing: there is no work to undo."""
 
     def refused(self, error: HttpError) -> None:
-        """Nothing was begun."""
+        """Do nothing: there is no work to undo."""
 
     def _may_read(self, exchange: Exchange) -> bool:
         given = find(exchange.headers, b"authorization") or b""
@@ -182,7 +182,7 @@ class AdminApp:
         sidecar = self._sidecar
         config = to_plain(sidecar.config)
         if "drainKey" in config:
-            config["drainKey"] = "(set)"  # who may read may not drain
+            config["drainKey"] = "(set)"  # a reader may not drain
         _respond(
             exchange,
             {
@@ -251,7 +251,7 @@ class AdminApp:
 
 
 def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
-    """Say how things are, with so many of the last arrivals."""
+    """Build the report, with ``arrivals`` of the last arrivals."""
     batcher, changes, now = sidecar.batcher, sidecar.changes, sidecar.clock()
     loads = defaultdict(lambda: ModelLoad(rate=0.0), sidecar.control.load().models)
     verifier = sidecar.driver.verifier
@@ -326,7 +326,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
 
 
 def _padding(sidecar: Sidecar, entry: Entry) -> str:
-    """Return a sentence on padding, with the share of the tokens sent that it is, and with what was not padded."""
+    """Return a sentence on padding: its share of the tokens sent, and what was not padded."""
     driver = sidecar.driver
     sentence = driver.verifier.padding(entry)
     if not sentence:

@@ -1,4 +1,4 @@
-"""Signed changes, pushed or found in a mounted directory: which of them is taken, and what became of the others."""
+"""Signed changes, pushed or read from a mounted directory: which are accepted, and why others are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY, SIGNATURE = "change.json", "change.sig"
 
 
 class Found(NamedTuple):
-    """What the directory holds: two files, ``None`` for one that is not there; or why they can't be read."""
+    """The content of the directory: two files, ``None`` for a missing one; or why they can't be read."""
 
     body: bytes | None = None
     signature: bytes | None = None
@@ -31,9 +31,9 @@ class Found(NamedTuple):
 
 
 class Changes:
-    """Takes what is newer than all before it, whichever way it comes.
+    """Accepts changes that are newer than all before, pushed or from the directory.
 
-    ``apply`` is called with each one taken. ``newer_than`` tells the generation of whatever else is in force.
+    ``apply`` is called with each accepted one. ``newer_than`` returns the generation of the other source in force.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Changes:
         directory: Path | None = None,
     ) -> None:
         self.newest = 0
-        """Generation of the newest one so far, in force or not: older ones are copies."""
+        """Generation of the newest one so far, in force or not: older ones are outdated copies."""
         self.rejected: Counter[str] = Counter()
-        """By reason."""
+        """Number refused, by reason."""
         self.error: str | None = None
-        """What is wrong with the directory's files as they are now."""
+        """What is wrong with the directory's present files."""
         self._authority = authority
         self._apply = apply
         self._newer_than = newer_than
@@ -59,7 +59,7 @@ class Changes:
         self._in_force: Change | None = None
 
     def take(self, body: bytes, signature: bytes) -> None:
-        """Apply a change that is signed, for us, of now, and newer than all before it; the one in force may come again.
+        """Apply a change that is signed, for this target, not expired, and newer than all before or the one in force.
 
         Raises ``Refused``.
         """
@@ -70,7 +70,7 @@ class Changes:
             newest = max(self.newest, self._newer_than())
             if change.generation <= newest:
                 why = f"generation {change.generation} is not newer than {newest}, the newest so far: sign a larger one"
-                raise Refused("older", why)  # noqa: TRY301 - told like all others
+                raise Refused("older", why)  # noqa: TRY301 - handled like all others
         except Refused as refused:
             self._tell(refused)
             raise
@@ -80,11 +80,11 @@ class Changes:
         self._apply(change)
 
     def superseded(self) -> None:
-        """Note that something else is in force: a new version of the configuration file."""
+        """Note that a new version of the configuration file is in force instead."""
         self._in_force = None
 
     def look(self) -> None:
-        """Take what the directory holds now, if that is another than before; what is wrong there is told once."""
+        """Take the directory's present content if it has changed; errors in it are logged once."""
         if self._directory is None:
             return
         found = _read(self._directory)
@@ -93,7 +93,7 @@ class Changes:
         self._found = found
         self.error = None
         if found == Found():
-            return  # not written yet, or taken away: what is in force stays
+            return  # not written yet, or removed: the change in force stays
         try:
             if found.body is None or found.signature is None:
                 missing = found.error or f"{BODY if found.body is None else SIGNATURE} is not there"
@@ -102,13 +102,13 @@ class Changes:
                 raise refused
             self.take(found.body, found.signature)
         except Refused as refused:
-            if refused.reason != "older":  # a mounted ConfigMap lags a minute behind what is pushed
+            if refused.reason != "older":  # a mounted ConfigMap is up to a minute behind pushes
                 self.error = str(refused)
 
     def _tell(self, refused: Refused) -> None:
         self.rejected[refused.reason] += 1
         count = self.rejected[refused.reason]
-        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: whoever reaches the port can send what is wrong
+        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: anyone who reaches the port can send wrong ones
             self._log.warning(
                 "a change is refused; the parameters in force stay",
                 extra={"reason": refused.reason, "error": str(refused), "count": count},
@@ -116,7 +116,7 @@ class Changes:
 
 
 def _read(directory: Path) -> Found:
-    """Read both files as of one version: kubelet swaps the link ``..data``, and then removes what was behind it."""
+    """Read both files of one version: kubelet swaps the link ``..data``, and then removes the old directory."""
     while True:
         version = (directory / "..data").resolve()
         at = version if version.is_dir() else directory

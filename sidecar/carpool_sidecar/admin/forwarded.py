@@ -1,4 +1,4 @@
-"""What is passed on and never batched, by path: how often, how long it took, and whether that was in time."""
+"""Forwarded requests, which are never batched, by path: how many, how long they took, and whether in time."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from carpool.batching.counters import DURATION_BOUNDS
 from carpool.exchange.report import NOT_FOUND, OTHER
 
 MOST = 32
-"""Paths told apart; callers make paths up."""
+"""Most paths counted separately; callers can invent paths."""
 
 LONGEST = 128
-"""Bytes of a path that is told apart."""
+"""Most bytes of a path that is counted separately."""
 
 ABSENT = frozenset({404, 405})
-"""Statuses of what the upstream does not serve: such paths are counted together."""
+"""Statuses of paths that the upstream does not serve: these are counted together."""
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""Methods that are counted apart where paths are not; callers make methods up, too."""
+"""Methods that are counted separately if paths are not; callers can invent methods, too."""
 
 
 class Counts:
-    """One path's counters; what is counted only grows."""
+    """One path's counters; they only grow."""
 
     __slots__ = ("durations", "hits", "seconds", "statuses")
 
@@ -36,7 +36,7 @@ class Counts:
 
     @property
     def requests(self) -> int:
-        """Answers in all."""
+        """All answers."""
         return sum(self.statuses.values())
 
 
@@ -48,7 +48,7 @@ class Forwarded:
         self._apart = 0
 
     def count(self, method: bytes, path: bytes, status: int, seconds: float, due: float) -> None:
-        """Count an answer that took ``seconds`` from the request's last byte; ``due`` is what the SLO leaves."""
+        """Count an answer that took ``seconds`` from the request's last byte; ``due``: the SLO's seconds."""
         key = (method.decode("latin-1"), path.decode("latin-1"))
         counts = self.paths.get(key)
         if counts is None:

@@ -1,4 +1,4 @@
-"""Whether the model can serve, and whether it was restarted since."""
+"""Whether the model can serve, and whether it was restarted."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend
 
 INTERVAL = 1.0
-"""Seconds between two looks, or as many as the first of them took; while the model loads, they are no closer."""
+"""Seconds between two checks, or the duration of the last one if longer; the same while the model loads."""
 
 AGAIN = 30.0
-"""Seconds between two questions of V2 to a server that does not speak it: the question may run its model."""
+"""Seconds between two V2 health requests to a server without V2: the request may run its model."""
 
 UNASKED = "the model has not answered yet"
 
 
 class Patience:
-    """For how long a model that was ready may say that it is not."""
+    """For how long a model that was ready may answer that it is not."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._since: float | None = None  # it says so
+        self._since: float | None = None  # since when it is not ready
 
     def bears(self, now: float) -> bool:
-        """Take note that it is not ready; return whether that may last."""
+        """Note that it is not ready; return whether that is still tolerated."""
         self._since = now if self._since is None else self._since
         return now - self._since < self._seconds
 
     def forget(self) -> None:
-        """Take note that it is ready, or was given up."""
+        """Note that it is ready, or counts as unready."""
         self._since = None
 
 
 class Health:
     """Mirrors the model's readiness.
 
-    ``found`` is called when somebody answers for the first time, or again after nobody was there; it is told which.
-    ``clock`` gives monotonic seconds. ``patience``: for how long a model that was ready may say that it is not, or not
-    answer, before it counts as unready. One that refuses connections counts as unready at once.
+    ``found`` is called when a server answers for the first time, or again after it was gone; its argument says which.
+    ``clock`` gives monotonic seconds. ``patience``: for how long a model that was ready may answer that it is not, or
+    not answer, before it counts as unready. One that refuses connections counts as unready at once.
     """
 
     def __init__(
@@ -63,33 +63,33 @@ class Health:
         self._known = False
         self._gone = True
         self._heard = Heard(backend)
-        self._again = 0.0  # when a server that does not speak V2 is asked again
+        self._again = 0.0  # when a server without V2 is asked again
         self._patience = Patience(patience)
-        self._answers = 0  # that callers had of the server, at the last look
+        self._answers = 0  # answers to callers until the last check
         self.ready = False
         self.reason = UNASKED
 
     def unreachable(self) -> None:
-        """Take note that a call found nobody there."""
+        """Note that a call could not connect to the server."""
         self._gone = True
 
     async def run(self) -> None:
-        """Look at the model until cancelled."""
+        """Check the model until cancelled."""
         while True:
             began = self._clock()
             answer = await self.look()
             self.observe(answer)
-            # An answer that takes seconds is work: the model has at most half of its time to do it. One that does not
-            # come says nothing of work, and a pod is not to wait twice for it.
+            # An answer that takes seconds is work: checks use at most half of the model's time. A missing answer need
+            # not be work, and a pod must not wait twice for it.
             await asyncio.sleep(max(INTERVAL, self._clock() - began) if answer.status else INTERVAL)
 
     async def look(self) -> Document:
-        """Ask whether the model is ready; of a server that does not speak V2, only whether it is there."""
+        """Ask whether the model is ready; of a server without V2, only whether it accepts connections."""
         backend = self._backend
         if self._gone:
             self._heard.gone()
         if self._heard.speech is Speech.OTHER and self._clock() < self._again:
-            # Connections that a busy server has no time to accept would fill its backlog, and callers find no room.
+            # Connections that a busy server has no time to accept would fill its backlog and keep callers out.
             return Document(0, foreign=True) if self._serves() else await backend.connect()
         answer = await backend.ask(backend.readiness or READY)
         await self._heard.take(answer, self._clock())
@@ -97,15 +97,15 @@ class Health:
         return Document(404) if self._heard.speech is Speech.OTHER and answer.status else answer
 
     def observe(self, answer: Document) -> None:
-        """Take one answer to the question whether the model is ready."""
+        """Take one answer about the model's readiness."""
         before = self.reason
         was_ready = self.ready and not self._gone
         if answer.status or answer.foreign:
-            # As kubelets read the answers to a probe: a pod that is ready without a sidecar is ready with one. A server
-            # of another protocol, such as gRPC or TLS, does not know the question either, and may hang up.
+            # Read as kubelets read a probe's answer: a pod that is ready without a sidecar is ready with one. A server
+            # of another protocol, such as gRPC or TLS, does not know the request either, and may hang up.
             if self._heard.speech is not Speech.V2:
                 self.ready = 200 <= answer.status < 400 or answer.status in NOT_SPOKEN or answer.foreign
-            elif answer.status:  # a server that knows the question may hang up once: that says nothing of the model
+            elif answer.status:  # a server that knows the request may hang up once: that is no answer about the model
                 self.ready = 200 <= answer.status < 400
             if self.ready or answer.status:
                 self.reason = "ready" if self.ready else f"the model answers that question with {answer.status}"
@@ -114,8 +114,8 @@ class Health:
                 self._found(self._known)
                 self._known = True
         elif answer.reachable:
-            # A server with one worker answers after the request that it computes: it is busy, not broken. One that does
-            # not speak V2 owes no answer.
+            # A server with one worker answers after its present request: it is busy, not broken. A server without V2
+            # need not answer.
             if self._gone or not (self._serves() or self._heard.speech is Speech.OTHER):
                 self.ready = False
             if not self.ready:
@@ -133,6 +133,6 @@ class Health:
         self._answers = self._backend.traffic.answers
 
     def _serves(self) -> bool:
-        """Whether callers' requests are with the server, or were answered since the last look."""
+        """Whether the server has callers' requests, or answered some since the last check."""
         traffic = self._backend.traffic
         return traffic.under_way > 0 or traffic.answers > self._answers

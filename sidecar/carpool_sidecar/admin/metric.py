@@ -15,7 +15,7 @@ class Metric(NamedTuple):
 
 
 def cumulative(bounds: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:
-    """Return Prometheus's buckets, each with all that lies below its bound; the last is unbounded."""
+    """Return Prometheus's buckets, each with all values below its bound; the last is unbounded."""
     buckets, total = [], 0
     for bound, count in zip((*(f"{bound:.6g}" for bound in bounds), "+Inf"), counts, strict=True):
         total += count

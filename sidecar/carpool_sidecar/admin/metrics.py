@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: the counters, read when it asks. The hot path counts once, elsewhere.
+"""The metrics for Prometheus: counters that are read at each scrape. The hot path counts once, elsewhere.
 
 ``METRICS`` is the one list: the collector emits by it and ``docs/reference/metrics.md`` is written from it.
 """
@@ -231,7 +231,7 @@ class Collector:
         self._sidecar = sidecar
 
     def collect(self) -> list[Any]:
-        """Return every family of ``METRICS``, with samples or without."""
+        """Return every family of ``METRICS``, even those without samples."""
         from prometheus_client import core  # noqa: PLC0415 - 3.6 MiB, of no use before the first scrape
 
         kinds = {
@@ -288,7 +288,7 @@ class Collector:
                 put("lowest_utilization_ratio", utilization.lowest, model)
             put("forecast_alarm", model in control.alarms, model)
             put("model_replaced", control.replaced(model), model)
-        # 2. By other things
+        # 2. By other labels
         for answer, count in driver.counts.answers.items():
             put("requests", count, *answer)
         for cause, count in driver.counts.alone.items():
@@ -363,7 +363,7 @@ class Collector:
         )
 
     def _batch_sizes(self) -> dict[str, list[int]]:
-        """Return each model's batches by size, as the histogram has them."""
+        """Return each model's batches by size, for the histogram."""
         found: dict[str, list[int]] = {}
         for (model, power), count in self._sidecar.driver.counts.batch_sizes.items():
             found.setdefault(model, list(_NO_SIZES))[min(power, len(SIZE_BOUNDS))] += count
@@ -387,12 +387,12 @@ class Exposition:
         self._generate = generate_latest
 
     async def text(self) -> bytes:
-        """Read everything now, and write it down in a thread: of 256 models that takes 0.2 s of CPU."""
+        """Read everything now, and format it in a thread: for 256 models that takes 0.2 s of CPU."""
         return await asyncio.to_thread(self._generate, _Read([*self._collector.collect(), *self._process.collect()]))
 
 
 class _Read(NamedTuple):
-    """Families as they were read, in place of a registry that reads them."""
+    """Families that were already read, in place of a registry that reads them."""
 
     families: list[Any]
 

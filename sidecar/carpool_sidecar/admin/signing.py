@@ -1,9 +1,9 @@
-"""Whose word counts: documents signed with Ed25519 over the very bytes that were sent.
+"""Signatures: documents are signed with Ed25519 over exactly the bytes that were sent.
 
-Several keys may count at once, and a document may have several signatures, with commas between them: one of these has
-to be by one of those. So a key is replaced while everything runs.
+Several keys may be accepted at once, and a document may have several signatures, separated by commas: one signature
+must be by an accepted key. So keys can be replaced without a restart.
 
-Each names whom it is for and when it ends, so that neither a copy from another pod nor an old one is of any use.
+Each document names its target and its end, so that a copy from another pod or an old one is refused.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from carpool.exchange.change import Change
 
 SKEW = 60.0
-"""Seconds by which the signer's clock and this one may differ: a document is taken for so long after its end."""
+"""Seconds by which the signer's clock and this one may differ: a document is accepted for so long after its end."""
 
 REMEMBERED = 16
-"""Tickets that need no second look at their signature: whoever polls sends the same one for minutes."""
+"""Tickets whose signature is not checked again: pollers send the same one for minutes."""
 
 SCHEME = b"Carpool "
 
@@ -35,7 +35,7 @@ Reason: TypeAlias = Literal["signature", "content", "target", "expired", "older"
 
 
 class Refused(Exception):  # noqa: N818 - what it is, not that it is an error
-    """A document that counts for nothing here, and why, with what would help."""
+    """A document that is not accepted, why, and what to do."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -43,23 +43,23 @@ class Refused(Exception):  # noqa: N818 - what it is, not that it is an error
 
 
 class Authority:
-    """The holders of private keys, as far as ``target`` is concerned; ``public_key``: theirs, with commas between them.
+    """Checks documents for ``target``; ``public_key``: the accepted keys, separated by commas.
 
-    Raises ``PolicyError`` naming the field where a key is of no use.
+    Raises ``PolicyError`` naming the field if a key is unusable.
     """
 
     def __init__(self, public_key: str, target: str) -> None:
         self._target = target
         self._tickets: dict[bytes, float] = {}
-        """When those that were found good end."""
+        """Tickets with a valid signature, and when they end."""
         self.accept(public_key.split(","))
 
     def accept(self, keys: Sequence[str]) -> None:
-        """Accept what is signed with one of these keys, and with no other.
+        """Accept documents signed with one of these keys, and no others.
 
         Raises ``PolicyError``.
         """
-        # 9 MiB and 30 ms, for those who configure a key.
+        # 9 MiB and 30 ms, only if a key is configured.
         try:
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415 - see above
         except ImportError:
@@ -70,7 +70,7 @@ class Authority:
         self._tickets.clear()
 
     def change(self, body: bytes, signature: bytes, now: float) -> Change:
-        """Read a change that ``signature`` (base64) holds for; ``now`` in seconds since the epoch.
+        """Read a change with a valid ``signature`` (base64); ``now`` in seconds since the epoch.
 
         Raises ``Refused``.
         """
@@ -87,7 +87,7 @@ class Authority:
         return change
 
     def admit(self, authorization: bytes, now: float) -> None:
-        """Let a reader in by ``Carpool <base64url(ticket)>.<base64url(signature)>[,...]``; ``now`` as above.
+        """Admit a reader with ``Carpool <base64url(ticket)>.<base64url(signature)>[,...]``; ``now`` as above.
 
         Raises ``Refused``.
         """

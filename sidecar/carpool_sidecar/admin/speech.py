@@ -1,4 +1,4 @@
-"""Whether a model server speaks V2, by its answers to V2's questions of health."""
+"""Whether a model server speaks V2, from its answers to V2's health requests."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend, Document
 
 LOADING = 60.0
-"""Seconds of 503 to both questions of V2, by a server that was never heard to speak it, after which it counts as one
-that does not: some answer 503 to every path that they don't know. While one loads its model it may do so, too."""
+"""A server that never spoke V2 counts as one without V2 after so many seconds of 503 to both health requests: some
+answer 503 to every unknown path. A server that loads its model may do so, too."""
 
 NOT_SPOKEN = frozenset({401, 403, 404, 405, 501})
-"""Answers of a server that doesn't know the question, or does not let everybody ask: that it accepts connections is all
-there is to know."""
+"""Answers of a server that doesn't know the request, or refuses it without credentials: it is only known to accept
+connections."""
 
 READY, LIVE = b"/v2/health/ready", b"/v2/health/live"
-"""Questions of V2: whether models can be asked, and whether the server is there."""
+"""V2's health requests: whether models are ready, and whether the server is live."""
 
 UNAVAILABLE = 503
-"""Says that a server is not ready, whatever it speaks."""
+"""A server that answers this is not ready, whatever its protocol."""
 
 
 class Speech(Enum):
-    """What the server speaks, as far as its answers since it was last gone show."""
+    """The server's protocol, as shown by its answers since it was last gone."""
 
     UNKNOWN = auto()
     V2 = auto()
@@ -32,21 +32,21 @@ class Speech(Enum):
 
 
 class Heard:
-    """What the server speaks. Where somebody named the path to ask, all but V2's answers are none of its matter."""
+    """The server's protocol. If the readiness path is configured, only answers to V2's requests are judged."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._refusing: float | None = None  # since when all questions of V2 are answered with 503
-        self._spoke_v2 = False  # ever; it is the same server after a restart
+        self._refusing: float | None = None  # since when all V2 health requests are answered with 503
+        self._spoke_v2 = False  # at any time; it is the same server after a restart
         self._refuses_all = False  # it did so for LOADING
         self.speech = Speech.UNKNOWN
 
     def gone(self) -> None:
-        """Take note that the server was away, and may be another process now."""
+        """Note that the server was gone, and may now be another process."""
         self.speech, self._refusing = Speech.UNKNOWN, None
 
     async def take(self, answer: Document, now: float) -> None:
-        """Take the answer to the question whether the model is ready; ask another question where it says too little."""
+        """Take the answer about the model's readiness; if it is not conclusive, send the other health request."""
         named = self._backend.readiness
         if named is None:
             self.speech = await self._judged(answer, now)
@@ -55,12 +55,11 @@ class Heard:
         self._spoke_v2 = self._spoke_v2 or self.speech is Speech.V2
 
     async def _judged(self, answer: Document, now: float) -> Speech:
-        """Return what the server speaks that answered V2's question like this.
+        """Return the protocol of a server that gave this answer to V2's readiness request.
 
-        TensorFlow Serving answers every path that it doesn't know with 400, which is Triton's word for "not ready". A
-        Triton that exits, or could not start, answers 400 to both questions; but it answered one before. A server that
-        answers both with 503 for long does not know them, unless it ever answered one; one that knows either is not
-        ready.
+        TensorFlow Serving answers every unknown path with 400, which means "not ready" for Triton. A Triton that
+        exits, or could not start, answers 400 to both requests; but it answered one before. A server that answers both
+        with 503 for long does not know them, unless it ever answered one; a server that knows either is not ready.
         """
         refusing, self._refusing = self._refusing, None
         if self.speech is Speech.V2 or 0 < answer.status < 400:

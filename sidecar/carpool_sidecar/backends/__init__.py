@@ -1,1 +1,1 @@
-"""What serves the models: a server beside this process, or a file inside it."""
+"""Backends that serve the models: a server beside this process, or a file inside it."""

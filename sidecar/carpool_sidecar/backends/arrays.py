@@ -1,8 +1,8 @@
-"""Requests to arrays and arrays to answers, for a model file served in this process. Pure; needs numpy.
+"""Converts requests to arrays and arrays to answers, for a model file served in this process. Pure; needs numpy.
 
 V1: an instance is the value of a model's only input, or an object of values by input name; predictions likewise.
-V2: JSON or little-endian binary tensors; outputs in the order asked for, or all; BYTES are UTF-8 strings.
-A float32 leaves as the decimal digits of its exact double; JSON has no NaN and no infinity, so those leave as null.
+V2: JSON or little-endian binary tensors; outputs in the requested order, or all; BYTES are UTF-8 strings.
+A float32 is written as the digits of its exact double; JSON has no NaN and no infinity, so these become null.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ BINARY = (b"content-type", b"application/octet-stream")
 
 
 class Invalid(Exception):  # noqa: N818 - named after the status it becomes
-    """The request does not fit the model: 400, and the text says where."""
+    """The request does not fit the model: 400, and the text names the place."""
 
     status = 400
 
 
 class TooLong(Invalid):
-    """The request's JSON is longer than what is read: 413."""
+    """The request's JSON is longer than the limit: 413."""
 
     status = 413
 
 
 class Spec(NamedTuple):
-    """One input or output: V2 datatype and shape, -1 where any size goes."""
+    """One input or output: V2 datatype and shape, -1 for any size."""
 
     name: str
     datatype: str
@@ -103,7 +103,7 @@ _requests = msgspec.json.Decoder(_Request)
 
 
 class Asked(NamedTuple):
-    """What a V2 request wants back: output names with whether in binary, and its id."""
+    """The outputs that a V2 request asks for, each with whether in binary, and its id."""
 
     outputs: list[tuple[str, bool]]
     id: str | None
@@ -113,7 +113,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def text_size(header_length: bytes | None, body: bytes) -> int:
-    """How many bytes of a body are JSON: all, or as many as Inference-Header-Content-Length says."""
+    """Return how many bytes of a body are JSON: all, or the number in Inference-Header-Content-Length."""
     if not header_length:
         return len(body)
     if not header_length.isdigit() or len(header_length) > 12 or int(header_length) > len(body):
@@ -154,7 +154,7 @@ def read_v1(body: bytes, inputs: Sequence[Spec]) -> tuple[dict[str, NDArray[Any]
 def write_v1(outputs: Mapping[str, NDArray[Any]], *, columns: bool) -> tuple[Headers, bytes]:
     """Write the answer: ``predictions`` by row, or ``outputs`` by column.
 
-    Raises ``Invalid`` where rows were asked for and the outputs have none in common.
+    Raises ``Invalid`` if rows are requested and the outputs have no common number of rows.
     """
     if not columns and len(outputs) > 1 and len({array.shape[:1] for array in outputs.values()}) > 1:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
@@ -261,14 +261,14 @@ def _complete(arrays: Mapping[str, object], specs: Mapping[str, Spec]) -> None:
 
 
 def _array(values: object, spec: Spec, where: str, shape: Sequence[int] | None = None) -> NDArray[Any]:
-    """Make an array of JSON values. What doesn't fit the datatype is the caller's fault: nothing is cut or wrapped."""
+    """Make an array of JSON values. Values that don't fit the datatype are an error: nothing is cut or wrapped."""
     try:
         array = (
             _of_strings(values) if spec.datatype == "BYTES" else _of_numbers(values, np.dtype(DTYPES[spec.datatype]))
         )
         if array is None:
             got = np.asarray(values).dtype
-            # numpy names strings by their bits.
+            # numpy names string types by their bits.
             raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {'text' if got.kind == 'U' else got.name}")
         return array if shape is None else array.reshape(shape)
     except (ValueError, OverflowError, TypeError) as error:
@@ -276,7 +276,7 @@ def _array(values: object, spec: Spec, where: str, shape: Sequence[int] | None =
 
 
 _FROM_JSON = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
-"""Kinds of array that JSON values may give, by the kind that the model wants; no fraction is cut off."""
+"""Kinds of array accepted from JSON values, by the kind that the model needs; no fraction is cut off."""
 
 
 _NUMBERS: Mapping[str, set[type]] = {"i": {int}, "u": {int}, "f": {int, float}}
@@ -291,14 +291,14 @@ def _of_strings(values: object) -> NDArray[Any] | None:
 def _of_numbers(values: object, wanted: np.dtype[Any]) -> NDArray[Any] | None:
     array = np.asarray(values)
     if array.dtype.kind not in _FROM_JSON[wanted.kind]:
-        # Integers of 64 bits and of 63, or beyond, become floats or objects unless they are told what to be.
+        # A mix of 64-bit and smaller integers, or larger ones, becomes floats or objects without a dtype.
         array = np.asarray(values, dtype="O")
         if wanted.kind == "b" or not {type(value) for value in array.ravel()} <= _NUMBERS[wanted.kind]:
             return None
         if wanted.kind == "f":
             array = array.astype("f8")
     if wanted.kind in "iu":
-        return np.asarray(values, dtype=wanted)  # through Python's numbers: one out of range is told, not wrapped
+        return np.asarray(values, dtype=wanted)  # through Python's numbers: one out of range is an error, not wrapped
     with np.errstate(over="ignore"):
         array = array.astype(wanted)
     if wanted.kind == "f" and np.isinf(array).any():  # JSON has none
@@ -316,7 +316,7 @@ def _fitting(array: NDArray[Any], spec: Spec, where: str) -> NDArray[Any]:
 
 
 def _from_binary(data: memoryview, spec: Spec, shape: Sequence[int]) -> NDArray[Any]:
-    """Make an array of a buffer. Raises ``ValueError`` or ``struct.error`` where they don't fit."""
+    """Make an array of a buffer. Raises ``ValueError`` or ``struct.error`` if they don't fit."""
     if spec.datatype != "BYTES":
         return np.frombuffer(data, dtype=DTYPES[spec.datatype]).reshape(shape)
     strings, at = [], 0

@@ -1,4 +1,4 @@
-"""What serves the models: the port that the driver sends batches through."""
+"""The interface between the driver and the backends that serve models."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ class Call(Protocol):
     """One call under way."""
 
     def cancel(self) -> None:
-        """Give it up: its receiver hears nothing more. Ignored once it is over."""
+        """Cancel it: its receiver is not called any more. Ignored once it is over."""
 
 
 class Forward(Protocol):
-    """An exchange that is no inference, on its way."""
+    """A forwarded exchange under way."""
 
     def begin(self) -> None:
-        """Choose how its body is read (in ``Application.head``)."""
+        """Decide how its body is read (in ``Application.head``)."""
 
     def request(self) -> None:
-        """Go on with a body that was read whole (in ``Application.request``)."""
+        """Continue with a complete body (in ``Application.request``)."""
 
     def cancel(self) -> None:
-        """Give it up (in ``Application.disconnected``)."""
+        """Cancel it (in ``Application.disconnected``)."""
 
 
 class Document(NamedTuple):
-    """An answer to a question of the sidecar's own.
+    """An answer to one of the sidecar's own requests.
 
-    ``status`` is 0 where there was none: ``reachable`` says whether somebody was there, too slow, or nobody at all;
-    ``foreign`` that the server accepted the connection, and hung up, sent what is no HTTP/1.1, or was asked nothing.
-    ``why`` says in words why there was nobody.
+    ``status`` is 0 without an answer: then ``reachable`` says whether the server was there but too slow;
+    ``foreign`` that it accepted the connection and hung up, sent no HTTP/1.1, or was sent nothing.
+    ``why`` says in words why the server was not reached.
     """
 
     status: int
@@ -49,7 +49,7 @@ class Document(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What callers have of the server: requests with it now, and answers so far; without those about health."""
+    """Callers' requests with the server now, and answers so far; health requests are not counted."""
 
     under_way: int
     answers: int
@@ -68,41 +68,41 @@ class Backend(Protocol):
         idempotent: bool = True,
         merged: bool = False,
     ) -> Call:
-        """Post a request for inference; its framing is added to the headers. Never blocks, never raises.
+        """Post an inference request; its framing is added to the headers. Never blocks, never raises.
 
-        ``idempotent``: whether the model may receive it twice. ``merged``: it was made of several, so rows are known to
-        be independent of each other.
+        ``idempotent``: whether the model may receive it twice. ``merged``: it was merged from several requests, so its
+        rows are known to be independent.
         """
 
     def forward(self, exchange: Exchange, *, inference: bool = False) -> Forward:
-        """Pass on anything else; ``inference``: it is some, which can't be batched."""
+        """Forward any other request; ``inference``: it is inference that can't be batched."""
 
     def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Forward:
-        """Pass on a request to a language model; asked only where ``streams``."""
+        """Forward a request to a language model; only called if ``streams``."""
 
     def passage(self, exchange: Exchange) -> Forward | None:
-        """Pass on a connection that is no HTTP/1.1; None: that can't be served here."""
+        """Forward a connection that is not HTTP/1.1; None: not supported here."""
 
     @property
     def streams(self) -> bool:
-        """Whether a request for inference that is too large to be batched can be forwarded as it comes."""
+        """Whether an inference request that is too large to be batched can be forwarded as it comes."""
 
     @property
     def readiness(self) -> bytes | None:
-        """The target that surely answers 200 when the models can be served, and else an error; None: not known."""
+        """The target that answers 200 when the models can be served, and else an error; None: not known."""
 
     def axis(self, model: str) -> Axis | None:
-        """Say which axis of a model is the batch, where that is known here; None: by what its server says."""
+        """Return a model's batch axis if the backend knows it; None: the server's metadata decide."""
 
     @property
     def traffic(self) -> Traffic:
-        """Say whether the server works for callers."""
+        """Return the counts of callers' requests at the server."""
 
     async def ask(self, target: bytes) -> Document:
         """Get a document about the server or a model."""
 
     async def connect(self) -> Document:
-        """Say whether the server accepts connections, without asking anything: then ``foreign``."""
+        """Test whether the server accepts connections, without a request: then ``foreign``."""
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""

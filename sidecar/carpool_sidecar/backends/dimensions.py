@@ -1,8 +1,8 @@
-"""What the names of an ONNX model's first dimensions say about its batch axis. Pure.
+"""The batch axis of an ONNX model, from the names of its first dimensions. Pure.
 
-Exporters name dynamic dimensions. People do as well (``dynamic_axes={"x": {0: "batch"}}``), and what they wrote is
-believed where it says that dim 0 is something else than the batch. It is no proof that it is: that takes a comparison
-of answers.
+Exporters name dynamic dimensions, and so do people (``dynamic_axes={"x": {0: "batch"}}``). A name that people wrote is
+accepted as proof that dim 0 is not the batch. It is no proof that it is the batch: answers have to be compared
+for that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Dimension(NamedTuple):
-    """Dim 0 of one input or output: its size, its name or None where it has neither; ``scalar``: there is no dim 0."""
+    """Dim 0 of one input or output: its size, its name, or None if it has neither; ``scalar``: there is no dim 0."""
 
     tensor: str
     size: int | None
@@ -38,7 +38,7 @@ _EXPRESSION = re.compile(r"[*+/() -]")
 
 
 def axis_of(model: str, inputs: Sequence[Dimension], outputs: Sequence[Dimension]) -> Axis:
-    """Return First only if dim 0 of all inputs and outputs is dynamic, and no name says that it is no batch."""
+    """Return First only if dim 0 of all inputs and outputs is dynamic, and no name shows that it is no batch."""
     for side, dimensions in (("input", inputs), ("output", outputs)):
         for dim in dimensions:
             if dim.scalar:
@@ -70,7 +70,7 @@ def _said(dim: Dimension) -> bool:
 
 
 def _meaning(name: str) -> str:
-    """Tell what a name says: ``batch``, ``other`` than a batch, ``unknown``, or ``nothing`` if a program made it up."""
+    """Classify a name: ``batch``, ``other`` than a batch, ``unknown``, or ``nothing`` if a program generated it."""
     if _GENERATED.fullmatch(name):
         return "nothing"
     if _EXPRESSION.search(name):

@@ -1,7 +1,7 @@
 """An ONNX file served in this process: one session, shared by concurrent runs in a pool of threads.
 
 Batches come as the bytes that an upstream would get, merged by the same functions under the same rules. Each is
-decoded, run and encoded on its own thread; the runtime lets go of Python's lock while it computes.
+decoded, run and encoded on its own thread; the runtime releases Python's lock while it computes.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.models import Axis
 
 MAX_THREADS = 64
-"""Batches computed at once at most; started as they are needed, so the slots in use decide."""
+"""Most batches computed at once; threads start when needed, so the slots in use decide."""
 
 VERSION = "1"
 
 
 class OnnxBackend:
-    """One model, by the name ``config.model``, version 1."""
+    """One model, named ``config.model``, version 1."""
 
     readiness = b"/v2/health/ready"
 
     def __init__(self, config: Onnx) -> None:
         """Load the file.
 
-        Raises ``PolicyError`` where it can't be served: missing, broken, a type that V2 has no name for, or a device
-        that is not there.
+        Raises ``PolicyError`` if it can't be served: missing, broken, a type that V2 has no name for, or a missing
+        device.
         """
         self.model = config.model
         self._max_text = config.max_text
@@ -95,44 +95,44 @@ class OnnxBackend:
         return run
 
     def forward(self, exchange: Exchange, *, inference: bool = False) -> Local:  # noqa: ARG002 - the port's signature
-        """Answer what is no inference."""
+        """Answer a request that is no inference."""
         return Local(self, exchange)
 
     def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Local:  # noqa: ARG002 - the port's signature
-        """Answer as to anything else: no language model is served here."""
+        """Answer like any other request: no language model is served here."""
         return self.forward(exchange)
 
     def passage(self, exchange: Exchange) -> None:
-        """Speak HTTP/1.1 alone."""
+        """Return None: only HTTP/1.1 is supported."""
 
     @property
     def streams(self) -> bool:
-        """A body has to be read whole."""
+        """Return False: a body has to be read completely."""
         return False
 
     def axis(self, model: str) -> Axis | None:
-        """Return what the file says about its batch axis: First where nothing in it stands against that."""
+        """Return the batch axis from the file: First if nothing in the file contradicts it."""
         return self._axis if model == self.model else None
 
     @property
     def traffic(self) -> Traffic:
-        """Count nothing: questions are always answered."""
+        """Return no counts: health requests are always answered."""
         return Traffic(0, 0)
 
     async def ask(self, target: bytes) -> Document:
-        """Answer a question, as an upstream would."""
+        """Answer a request for a document, as an upstream would."""
         return self.document(target)
 
     async def connect(self) -> Document:
-        """Say that it is there."""
+        """Return that the model is there."""
         return Document(0, foreign=True)
 
     async def close(self) -> None:
-        """Begin nothing more. What is computed now can't be stopped and may never end: nobody waits for it."""
+        """Start no more runs. A run under way can't be stopped and may never end, so it is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def serve(self, target: bytes, headers: Headers, body: Body, merged: bool = False) -> tuple[int, Headers, bytes]:
-        """Answer one request for inference; on a thread."""
+        """Answer one inference request; on a thread."""
         endpoint = route(target)
         if endpoint is None or endpoint.model != self.model or endpoint.version not in {"", VERSION}:
             return 404, [JSON], _error(f"{target.decode('latin-1')} names no model here; there is {self.model!r}")
@@ -156,13 +156,13 @@ class OnnxBackend:
             return 200, *write_v2(self.model, self._run(arrays, names, pad=merged), self.outputs, asked)
         except Invalid as error:
             return error.status, [JSON], _error(str(error))
-        except Exception as error:  # noqa: BLE001 - the runtime raises what it likes, and the caller is to know
-            # The runtime's own words for what it could not compute: one item's fault, or the batch's size.
+        except Exception as error:  # noqa: BLE001 - the runtime may raise anything, and the caller must get an error
+            # The runtime's own message: the cause may be one item, or the batch's size.
             self._log.warning("the model could not compute a batch", extra={"error": str(error)})
             return 500, [JSON], _error(f"{type(error).__name__}: {error}")
 
     def document(self, target: bytes) -> Document:
-        """Answer what is asked about the server or its model."""
+        """Answer a request about the server or its model."""
         path = target.partition(b"?")[0].decode("latin-1")
         described = self._documents().get(path)
         if described is None:
@@ -199,7 +199,7 @@ class OnnxBackend:
 
 
 class Run:
-    """One batch on its thread. Cancelled, it is computed to its end all the same, and nobody is told."""
+    """One batch on its thread. If cancelled, it is still computed to its end, but the receiver is not called."""
 
     __slots__ = ("_receiver",)
 
@@ -207,17 +207,17 @@ class Run:
         self._receiver: Receiver | None = receiver
 
     def cancel(self) -> None:
-        """Tell nobody."""
+        """Do not call the receiver."""
         self._receiver = None
 
     def done(self, future: asyncio.Future[tuple[int, Headers, bytes]]) -> None:
-        """Tell the receiver; on the loop's thread."""
+        """Call the receiver; on the loop's thread."""
         if self._receiver is not None and not future.cancelled():
             self._receiver.answered(*future.result())
 
 
 class Local:
-    """An exchange answered here and now."""
+    """An exchange that is answered at once."""
 
     __slots__ = ("_backend", "_exchange")
 
@@ -238,7 +238,7 @@ class Local:
         exchange.respond(document.status, [JSON], document.body)
 
     def cancel(self) -> None:
-        """Nothing was begun."""
+        """Do nothing: there is no work to cancel."""
 
 
 def _spec(value: Any, path: str) -> Spec:  # noqa: ANN401 - the runtime publishes no types

@@ -1,8 +1,8 @@
-"""ONNX files on the device that was asked for, as fast there for batches of all sizes as for one.
+"""ONNX files on the requested device, with sessions that keep changing batch sizes fast.
 
-onnxruntime falls back to the CPU without an error where a library of CUDA is missing: a model then answers right, and
-tens of times slower. And on CUDA a session plans its convolutions again whenever a batch has another size than the one
-before: 130 to 220 ms for ResNet-50 on an H100, for a batch of 2 ms (benchmarks/gpu; microsoft/onnxruntime issue 23006).
+If a CUDA library is missing, onnxruntime falls back to the CPU without an error: answers are right, but tens of times
+slower. And on CUDA a session plans its convolutions again whenever the batch size changes: 130 to 220 ms for ResNet-50
+on an H100, for a batch of 2 ms (benchmarks/gpu; microsoft/onnxruntime issue 23006).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Device = Literal["Auto", "CPU", "CUDA"]
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
 WARM_ROWS = 32
-"""The largest batch that a session is made for before traffic comes: the policy's default bound."""
+"""The largest batch that gets a session before traffic comes: the policy's default bound."""
 
 MAX_SIZES = 16
-"""Sizes that have a session of their own, at most: each holds the model's weights once more."""
+"""Most sizes with their own session: each session holds another copy of the model's weights."""
 
 _CUDA_OPTIONS = {"cudnn_conv_algo_search": "HEURISTIC"}
-"""The default tries all algorithms for a new size: 0.2 to 1.2 s for ResNet-50 on an H100, for batches no faster."""
+"""The default tries all algorithms for a new size: 0.2 to 1.2 s for ResNet-50 on an H100, and no faster batches."""
 
 _CONVOLUTIONS = (b'"\x04Conv', b'"\x0dConvTranspose')
 """``op_type`` of a node as it stands in a file: the field's tag, its length and the name."""
@@ -53,9 +53,9 @@ class Model:
     def __init__(self, path: str | Path, *, threads: int = 0, device: Device = "Auto") -> None:
         """Load the file at ``path``; ``threads`` compute one run on a CPU, 0 leaves the choice to the runtime.
 
-        Auto takes CUDA where the runtime was built with it and it can be used; ``fallback`` says why not.
+        Auto takes CUDA if the runtime was built with it and it can be used; ``fallback`` says why not.
 
-        Raises ``PolicyError`` for a file that is missing or broken, and for CUDA where it can't be used.
+        Raises ``PolicyError`` for a file that is missing or broken, and for CUDA if it can't be used.
         """
         self._path, self._threads, self._device = path, threads, device
         self._session = _open(path, threads, device)
@@ -63,15 +63,15 @@ class Model:
         self.outputs: list[Any] = self._session.get_outputs()
         self.on_gpu = CUDA in self._session.get_providers()
         self.fallback = "" if self.on_gpu or device == "CPU" else _trouble()
-        """Why the CPU computes although the runtime was built with CUDA; empty: it does not, or was to."""
+        """Why the CPU is used although the runtime was built with CUDA; empty: it is not, or was requested."""
         batch = [value.shape[0] if value.shape else 0 for value in (*self.inputs, *self.outputs)]
         self._sized = self.on_gpu and not any(isinstance(size, int) for size in batch) and _convolves(path)
         self._sessions: dict[int, Any] = {}
-        """By rows. Where no more could be opened: the one that serves all other sizes."""
+        """By rows. If no more could be opened, all other sizes share one."""
         self._opening = Lock()
 
     def warm(self, rows: int = WARM_ROWS) -> None:
-        """Make the sessions for batches of up to ``rows`` rows, where sizes have their own: seconds."""
+        """Make the sessions for batches of up to ``rows`` rows, if sizes have their own: takes seconds."""
         if not self._sized or any(not isinstance(size, int) for value in self.inputs for size in value.shape[1:]):
             return
         size = 1
@@ -87,15 +87,15 @@ class Model:
     def run(self, names: Sequence[str] | None, arrays: Mapping[str, Any], *, pad: bool = False) -> list[Any]:
         """Compute the outputs called ``names`` (None: all) of one batch; raises what the runtime raises.
 
-        ``pad``: no row's outputs depend on other rows. Where sizes have their own sessions, the batch is then filled up
-        with copies of its last row to the next size that has one.
+        ``pad``: rows are independent. If sizes have their own sessions, the batch is then filled up with copies of its
+        last row to the next size that has one.
         """
         lengths = {len(array) if array.ndim else 0 for array in arrays.values()} if self._sized else set()
         rows = lengths.pop() if len(lengths) == 1 else 0
         if rows and (size := padded(rows)) > rows and pad:
             try:
                 found = self._of_size(size).run(names, {name: _filled(array, size) for name, array in arrays.items()})
-            except Exception:  # noqa: BLE001 - it may be too large, and is computed as it came
+            except Exception:  # noqa: BLE001 - it may be too large; the batch is then computed unpadded
                 found = []
             if found and all(getattr(array, "shape", ())[:1] == (size,) for array in found):
                 return [array[:rows] for array in found]
@@ -156,7 +156,7 @@ def _open(path: str | Path, threads: int, device: Device) -> Any:  # noqa: ANN40
 
 
 def _trouble() -> str:
-    """Say why CUDA can't be used; empty where the runtime was built without it."""
+    """Return why CUDA can't be used; empty if the runtime was built without it."""
     if CUDA not in onnxruntime.get_available_providers():
         return ""
     said = _load_libraries() or "the runtime printed why"
@@ -165,9 +165,9 @@ def _trouble() -> str:
 
 @cache
 def _load_libraries() -> str:
-    """Load what NVIDIA's packages hold, which is on no search path; return the first that failed, in one line.
+    """Load the libraries of NVIDIA's packages, which are on no search path; return the first failure, in one line.
 
-    Once, with the first file: what it prints is caught for the whole process.
+    Runs once, with the first file: its output is captured for the whole process.
     """
     load = getattr(onnxruntime, "preload_dlls", None)
     if load is None:

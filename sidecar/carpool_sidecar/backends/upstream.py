@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.models import Axis
 
 PROBES = 16
-"""Connections for callers' questions about health and models; their answers are short."""
+"""Connections for callers' requests about health and models; their answers are short."""
 QUESTIONS = 2
-"""Connections for the sidecar's own."""
+"""Connections for the sidecar's own requests."""
 LONGEST_DOCUMENT = 16 * 2**20
-"""Bytes of an answer to one of these."""
+"""Most bytes of an answer to one of these."""
 
 _PROBE = re.compile(
     rb"/(?:health|healthz|livez|readyz|ping|metrics)|/v[12]/?|/v2/health/(?:live|ready)"
@@ -43,9 +43,9 @@ _PROBE = re.compile(
 class UpstreamBackend:
     """Sends batches and forwards the rest.
 
-    Inference, what is forwarded, probes and the sidecar's own questions have connections apart: whatever hangs or is
-    slow of one, the others don't wait for it. ``budget`` bounds what is held of answers, ``turns`` what is read of them
-    at a time; ``max_forwarded`` stands in for the configuration's where the process may not have as many connections.
+    Inference, forwarded requests, probes and the sidecar's own requests have separate connections, so none waits for
+    another that hangs or is slow. ``budget`` bounds the buffered bytes of answers, ``turns`` the bytes read at a time;
+    ``max_forwarded`` replaces the configured value if the process may not have as many connections.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class UpstreamBackend:
         self._inference = pool(config.max_connections, "upstream.maxConnections")
         self._forwarding = pool(max_forwarded or config.max_forwarded, "upstream.maxForwarded")
         self._probes = pool(PROBES, "upstream.maxForwarded")
-        # Not in the budget: whether the model is ready must not depend on how much callers have it hold.
+        # Not in the budget: the model's readiness must not depend on the callers' buffered bytes.
         self._questions = Pool(
             host,
             port,
@@ -105,14 +105,14 @@ class UpstreamBackend:
         idempotent: bool = True,
         merged: bool = False,  # noqa: ARG002 - what the model gets is the same
     ) -> Call:
-        """Post a request for inference over an idle connection or a new one."""
+        """Post an inference request over an idle connection or a new one."""
         added: Added = (content_length(size_of(body)),)
-        if find(headers, b"host") is None:  # HTTP/1.0 does without one, and HTTP/1.1 does not
+        if find(headers, b"host") is None:  # optional in HTTP/1.0, required in HTTP/1.1
             added = ((b"host", self._inference.authority), *added)
         head = encode_request_head(b"POST", target, headers, added)
-        # A connection that the upstream closed while it was idle says nothing of the request: that one is sent again,
-        # and so, once, is one that the upstream died over: from here they look the same. The model may have computed
-        # the latter, so only what is idempotent is sent again.
+        # If the upstream closed the connection while it was idle, the request is sent again. If the upstream died
+        # during the request, that looks the same here, so it is sent again once. The model may have computed it, so
+        # only idempotent requests are sent again.
         return self._inference.send(head, body, receiver, timeout=self._timeout, retry_stale=idempotent)
 
     def forward(self, exchange: Exchange, *, inference: bool = False) -> Forwarding:
@@ -122,39 +122,39 @@ class UpstreamBackend:
         return Forwarding(exchange, self._forwarding, self._timeout if inference else self._patience)
 
     def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Stream:
-        """Forward a request to a language model, and look at its answer."""
+        """Forward a request to a language model, and observe its answer."""
         return Stream(exchange, self._forwarding, self._patience, watcher, endpoint)
 
     def passage(self, exchange: Exchange) -> Passage:
-        """Pass on a connection that is no HTTP/1.1."""
+        """Forward a connection that is not HTTP/1.1."""
         return Passage(exchange, self._forwarding, self._timeout)
 
     @property
     def streams(self) -> bool:
-        """A server takes a body of any size as it comes."""
+        """Return True: a server takes a body of any size as it comes."""
         return True
 
     def _is_probe(self, exchange: Exchange) -> bool:
-        """Whether an exchange asks how the server or a model is: such answers are short."""
+        """Whether an exchange asks about the health of the server or a model: such answers are short."""
         if exchange.method not in {b"GET", b"HEAD"} or exchange.length or exchange.upgrade:
             return False
         path = exchange.path
         return path == self.readiness or _PROBE.fullmatch(path) is not None
 
     def axis(self, model: str) -> Axis | None:  # noqa: ARG002 - the port's signature
-        """Say nothing: the server says it."""
+        """Return None: the server's metadata decide."""
         return None
 
     @property
     def traffic(self) -> Traffic:
-        """Count batches and what is forwarded, WebSockets included."""
+        """Count batches and forwarded requests, WebSockets included."""
         pools = (self._inference, self._forwarding)
         return Traffic(sum(pool.connections - pool.idle for pool in pools), sum(pool.answers for pool in pools))
 
     async def ask(self, target: bytes) -> Document:
         """Get a document."""
-        # A connection kept for questions would never fall idle: it would occupy a server that serves one connection
-        # at a time, count against its limit, and hold up its end.
+        # A connection kept for these requests would never be idle: it would occupy a server that serves one connection
+        # at a time, count against its limit, and delay its shutdown.
         headers = [
             (b"host", self._questions.authority),
             (b"user-agent", b"carpool"),
@@ -194,11 +194,11 @@ class _Question:
 
     def failed(self, error: UpstreamError) -> None:
         if not self.answer.done():
-            # TLS servers, and others that don't know the question, hang up: that is an answer, too.
+            # TLS servers, and others that don't know the request, hang up: that is an answer, too.
             foreign = error.kind in {"protocol", "reset"}
             self.answer.set_result(Document(0, foreign=True) if foreign else _nobody(error))
 
 
 def _nobody(error: UpstreamError) -> Document:
-    """Return the answer to a question that nobody answered: a server that is too slow, or none at all."""
+    """Return the document for a request without an answer: the server is too slow, or not there."""
     return Document(0, reachable=False, why=str(error)) if error.kind == "refused" else Document(0)

@@ -1,1 +1,1 @@
-"""Port capture: a pod's traffic to the model's port is led to the sidecar, by the pod's own kernel."""
+"""Port capture: the pod's kernel redirects traffic for the model's port to the sidecar."""

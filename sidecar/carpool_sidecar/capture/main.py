@@ -1,4 +1,4 @@
-"""The command ``carpool-capture``: leads connections to some ports of this network namespace to others, and ends."""
+"""The command ``carpool-capture``: redirects some ports of this network namespace to others, and exits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from carpool_sidecar.capture.nftables import Redirection, answers, batch, expect
 
 OK, FAILED = 0, 1
 PATIENCE = 5.0
-"""Seconds that the kernel may take for an answer."""
+"""Most seconds to wait for the kernel's answer."""
 
 _NETFILTER = 12
 """Netlink protocol."""
@@ -39,9 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def apply(redirections: list[Redirection]) -> None:
-    """Put redirections in force, in place of those before.
+    """Put redirections in force, in place of the previous ones.
 
-    Raises ``OSError``, with nothing changed, where this process may not, or the kernel can't.
+    Raises ``OSError``, with nothing changed, if this process is not allowed to, or the kernel can't.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER) as kernel:
         kernel.bind((0, 0))

@@ -1,7 +1,7 @@
-"""Redirections of ports as nftables messages: bytes for the kernel, and what its answers say. Nothing is sent here.
+"""Redirections of ports as nftables messages: bytes for the kernel, and its answers decoded. Nothing is sent here.
 
 One batch replaces the whole table or changes nothing (linux/netfilter/nf_tables.h, linux/netfilter/nfnetlink.h). It
-says what this does, for IPv4 and IPv6 alike:
+is equivalent to this, for IPv4 and IPv6:
 
     table inet carpool {
       chain prerouting {
@@ -10,7 +10,7 @@ says what this does, for IPv4 and IPv6 alike:
       }
     }
 
-Only what comes from outside the pod is redirected. The sidecar's own connections to the model go over ``lo``.
+Only connections from outside the pod are redirected. The sidecar's own connections to the model go over ``lo``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Redirection(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The kernel's answer to one message, where it is not "done"."""
+    """The kernel's answer to one message, if it is not "done"."""
 
     code: int
 
@@ -64,7 +64,7 @@ class Refused(NamedTuple):
 
 
 def batch(redirections: Iterable[Redirection]) -> bytes:
-    """Return the messages after which these redirections are in force, and no others of this table."""
+    """Return the messages that put these redirections in force, and remove all others of this table."""
     table = _string(1, TABLE)
     hook = _nest(4, _number(1, 0) + _number(2, _DSTNAT))
     messages = [
@@ -83,12 +83,12 @@ def batch(redirections: Iterable[Redirection]) -> bytes:
 
 
 def expected(redirections: Iterable[Redirection]) -> int:
-    """Return how many answers the kernel gives to a batch that it takes."""
+    """Return how many answers the kernel gives to a batch that it accepts."""
     return 4 + sum(1 for _ in redirections)
 
 
 def answers(data: bytes) -> Iterator[Refused | None]:
-    """Yield what each message of an answer says: ``None`` for "done"."""
+    """Yield the result of each message in an answer: ``None`` for "done"."""
     while len(data) >= 20:
         length, kind = struct.unpack_from("=IH", data)
         if kind == _ERROR:

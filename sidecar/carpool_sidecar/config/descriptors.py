@@ -1,4 +1,4 @@
-"""How the files that a process may have open are shared out: accepting a connection must never fail for want of one."""
+"""Shares out the process's open-file limit, so that accepting a connection never fails for lack of a file."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ ADMIN_CONNECTIONS = 64
 """Connections to the admin port at a time."""
 
 MOST_CLIENTS = 16_384
-"""Connections to the data port at a time, however many files there may be: each costs 10 KiB."""
+"""Most connections to the data port at a time, even with a higher file limit: each costs 10 KiB."""
 
 OTHERS = 128
 """Files of the process itself: logs, listening sockets, the tuner, the sidecar's own questions, probes."""
 
 BACKLOG = 1024
-"""Connections that are accepted in one pass of the loop, before those that they take the place of are closed."""
+"""Connections that are accepted in one pass of the loop, before the ones that they replace are closed."""
 
 
 class Shares(NamedTuple):
-    """How many connections each may have."""
+    """Most connections of each kind."""
 
     clients: int
     forwarded: int
@@ -27,11 +27,11 @@ class Shares(NamedTuple):
 
 
 def share(files: int, inference: int, forwarded: int) -> Shares:
-    """Share out ``files``, where ``inference`` and ``forwarded`` connections to the upstream are wanted.
+    """Share out ``files``; ``inference`` and ``forwarded``: the requested connections to the upstream.
 
-    Inference gets what it wants. Where there are too few for all, a forwarded request needs one connection of a client
-    and one to the upstream, so these get equal parts. Nobody gets fewer than 16: a process that may not even open those
-    files can only refuse.
+    Inference gets all it requests. If there are too few files, clients and forwarded connections get equal parts, since
+    a forwarded request needs one of each. Each kind gets at least 16: a process with fewer files
+    can only refuse.
     """
     left = files - OTHERS - ADMIN_CONNECTIONS - inference
     backlog = max(16, min(BACKLOG, left // 8))
@@ -46,7 +46,7 @@ def open_files() -> int:
 
 
 def raise_limit() -> None:
-    """Let this process have as many files open as it may.
+    """Raise the limit of open files as far as allowed.
 
     The soft limit of 1,024 protects programs that can't count further; this one can.
     """

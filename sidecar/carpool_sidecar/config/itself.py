@@ -1,4 +1,4 @@
-"""An upstream that is the sidecar itself: each request would come back to it, until it has no connection left."""
+"""Refuses an upstream that is the sidecar itself: each request would return to it until no connection is left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 LOCAL4, LOCAL6 = "127.0.0.1", "::1"
 
 EVERYWHERE = {"*": ("127.", LOCAL6), "0.0.0.0": ("127.",), "::": (LOCAL6,)}  # noqa: S104 - compared, not bound
-"""Hosts to listen on that are every address, and how those addresses of this machine begin that are known by heart."""
+"""Hosts that listen on every address, with the prefixes of the loopback addresses that each includes."""
 
 
 def refuse(upstream: Upstream | None, listen: str, admin: str) -> None:
@@ -37,14 +37,14 @@ def refuse(upstream: Upstream | None, listen: str, admin: str) -> None:
 
 
 def _is_reached(own: str, addresses: set[str]) -> bool:
-    """Say whether a connection to one of the addresses comes to a host that is listened on."""
+    """Whether a connection to one of the addresses reaches the host that the sidecar listens on."""
     if own in EVERYWHERE:
         return any(each.startswith(EVERYWHERE[own]) for each in addresses)
     return not addresses.isdisjoint(_addresses(own))
 
 
 def _addresses(host: str) -> set[str]:
-    """Return where a connection to a host goes."""
+    """Return the addresses that a connection to a host may go to."""
     if host.lower() == "localhost":
         return {LOCAL4, LOCAL6}
     try:

@@ -1,4 +1,4 @@
-"""A configuration that an injector of a newer version wrote: it may have fields that this version does not know."""
+"""Configurations written by a newer injector, which may have fields that this version does not know."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec.inspect as types
 
 
 def without_unknown(plain: Any, kind: type) -> tuple[Any, list[str]]:  # noqa: ANN401 - whatever was parsed
-    """Return plain data without the fields that ``kind`` does not have, and where these were: ``upstream.later``."""
+    """Return plain data without the fields that ``kind`` does not have, and their paths: ``upstream.later``."""
     unknown: list[str] = []
     return _known(plain, types.type_info(kind), "", unknown), unknown
 

@@ -1,4 +1,4 @@
-"""The sidecar's one file: YAML or JSON of the policy's types, validated whole, errors naming the field and the fix."""
+"""The sidecar's configuration file: YAML or JSON, fully validated; errors name the field and the fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from carpool_sidecar.config.newer import without_unknown
 from carpool_sidecar.protocols.limits import Limits
 
 MAPPINGS = {"upstream": "url", "onnx": "path", "llm": "path"}
-"""Fields that are mappings, by the one in them that people write in place of all."""
+"""Fields that are mappings, each with the member that people may write in its place."""
 
 NO_TLS = "TLS is not supported; write the server's plain port, http://host:port, or put a TLS proxy between"
 
@@ -289,9 +289,9 @@ class SidecarConfig(Camel, frozen=True):
         """Calls of a model at once, at most, until a tuner decides (``Batcher``); 0: what is set holds."""
         policy, limits = self.policy, self.policy.limits()
         fixed = self.parameters.get(EVERY_MODEL)
-        # An operator writes the baseline first; then nobody has decided on anything.
+        # An operator writes the baseline first; then nothing is decided yet.
         chosen = fixed is not None and not (self.target and fixed == limits.clamp(policy.baseline))
-        # Under an operator Hold freezes a fleet as it is, and first calls may have led it there.
+        # Under an operator, Hold freezes a fleet's present parameters, which first calls may have set.
         held = policy.tuning.mode is TuningMode.HOLD and not self.target
         held = held or policy.pass_through.mode is PassThroughMode.NEVER
         if chosen or held or policy.baseline != Parameters() or limits.min_in_flight > 1:
@@ -335,16 +335,16 @@ def parse(text: str) -> SidecarConfig:
 
 
 def parse_injected(text: str) -> tuple[SidecarConfig, list[str]]:
-    """Read what an injector wrote, of a newer version maybe; return the fields that this one ignores, too.
+    """Read an injector's configuration, perhaps of a newer version; also return the fields that are ignored.
 
-    Refused, they would be a pod that never starts, where somebody pinned the sidecar's image. Raises ``PolicyError``.
+    If they were refused, a pod with a pinned sidecar image would never start. Raises ``PolicyError``.
     """
     plain, ignored = without_unknown(_plain(text), SidecarConfig)
     return _made(plain).validate(), ignored
 
 
 def read(text: str) -> SidecarConfig:
-    """Read a file's content without judging the whole: what runs it may have more to say.
+    """Read a file's content without validating the whole: the caller may still change it.
 
     Raises ``PolicyError`` naming the field, or the line where it is no YAML.
     """
@@ -390,17 +390,17 @@ def _plain(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
         try:
             plain = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError):
-            pass  # YAML has braces too; its parser also says where it goes wrong
+            pass  # YAML has braces too; its parser also names the line of an error
         else:
             if _has_each_key_once(text):
                 return plain
-            text = text.expandtabs()  # YAML has none between its words, and JSON none inside
+            text = text.expandtabs()  # YAML allows no tabs between tokens, and JSON none inside strings
     import yaml  # noqa: PLC0415 - 0.9 MiB that a JSON file does without
 
     from carpool_sidecar.config import yaml_text  # noqa: PLC0415 - likewise
 
     try:
-        # Through JSON and back: YAML's dates and sets are none of ours, and keys become strings.
+        # Through JSON and back: YAML's dates and sets are not supported, and keys become strings.
         plain = msgspec.json.decode(json.dumps(yaml_text.load(text), default=str, allow_nan=False))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # no YAML, or no JSON: .nan, date keys
         raise PolicyError("config", yaml_text.problem(error)) from None
@@ -410,7 +410,7 @@ def _plain(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
 
 
 def _has_each_key_once(text: str) -> bool:
-    """Look at the keys of JSON: decoders keep the last of two."""
+    """Whether no key of the JSON text is repeated: decoders keep the last one silently."""
     counts: list[bool] = []
     json.loads(text, object_pairs_hook=lambda pairs: counts.append(len(dict(pairs)) == len(pairs)))
     return all(counts)

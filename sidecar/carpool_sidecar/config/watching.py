@@ -1,4 +1,4 @@
-"""The configuration file, watched: what is wrong with it changes nothing, what is right is told once."""
+"""Watches the configuration file: a wrong version changes nothing, each right one is applied once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTERVAL = 1.0
 
 
 async def watch(look: Callable[[], None]) -> None:
-    """Look again and again until cancelled."""
+    """Call ``look`` every ``INTERVAL`` until cancelled."""
     while True:
         await asyncio.sleep(INTERVAL)
         look()
@@ -33,7 +33,7 @@ class ConfigFile:
         self, path: Path, current: SidecarConfig, changed: Callable[[SidecarConfig], None], log: logging.Logger
     ) -> None:
         self.error: str | None = None
-        """What is wrong with the file as it is now."""
+        """What is wrong with the file's present version."""
         self.rejected = 0
         """Bad versions seen so far."""
         self.generation = current.generation or 1
@@ -41,12 +41,12 @@ class ConfigFile:
         self._current = current
         self._changed = changed
         self._log = log
-        # Not what the file holds by now: it may have changed while the model was loaded.
+        # Not the file's present content: it may have changed while the model was loaded.
         self._content: bytes | str | None = None
 
     def look(self) -> None:
-        """Take the file as it is now, if it is another than before."""
-        # Read once: what is judged is what is remembered. Some kilobytes are surer than trusting times.
+        """Take the file's present version if it has changed."""
+        # Read once, so that the checked content is also the remembered one. File times would be less reliable.
         content = _read(self._path)
         if content == self._content:
             return
@@ -75,7 +75,7 @@ class ConfigFile:
 
 
 def _read(path: Path) -> bytes | str:
-    """Return the file's content, or in words why there is none."""
+    """Return the file's content, or why it can't be read, in words."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""YAML in which no key is given twice: PyYAML keeps the last one and says nothing."""
+"""YAML without repeated keys: PyYAML would keep the last one silently."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads what ``SafeLoader`` reads, but for keys that are given twice."""
+    """``SafeLoader`` that refuses repeated keys."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: ANN401 - its stubs name a wrong type
-        """Read one mapping, with its keys as written: what `<<` merges in comes later, and may be given anew."""
+        """Read one mapping with its keys as written: keys merged in by `<<` come later, and may be repeated."""
         mapping = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in mapping.value:
@@ -34,7 +34,7 @@ def load(text: str) -> Any:  # noqa: ANN401 - whatever the text holds
 
 
 def problem(error: Exception) -> str:
-    """Return what is the matter with a text, in a line; who has its file names that."""
+    """Return what is wrong with a text, in one line; the caller adds the file's name."""
     if isinstance(error, yaml.reader.ReaderError):
         return f"character {error.position + 1} is none that YAML has"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:

@@ -1,4 +1,4 @@
-"""What the bytes of an answer show as they pass: which events carry tokens, and what is said at the end."""
+"""Reads an answer's bytes as they pass: which events carry tokens, and the counts and reason at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DELTA = re.compile(rb'"delta"\s*:\s*"[^"]')
 
 # ``meta_info`` is SGLang's own.
 _USAGE = re.compile(rb'(?<!\\)"(usage|timings|meta_info)"\s*:\s*(?=\{)')
-# A number that the end of the kept bytes cuts is no count.
+# A number cut by the end of the kept bytes is not used.
 _COUNT = re.compile(
     rb'(?<!\\)"(tokens_evaluated|tokens_predicted|generated_tokens|input_length)"\s*:\s*(\d{1,9})(?=[\s,}\]])'
 )
@@ -53,11 +53,11 @@ REASONS = {
     "length": LENGTH, "limit": LENGTH, "max_tokens": LENGTH, "incomplete": LENGTH,
     "error": ERROR, "failed": ERROR,
 }  # fmt: skip
-"""Why answers end, by what engines call it. ``ERROR``: they had begun with success, and failed."""
+"""Why answers end, by the engines' names. ``ERROR``: they had begun with success, and failed."""
 
 
 class Ending(NamedTuple):
-    """What an engine says at the end; None and "" for what it doesn't say."""
+    """The engine's report at the end; None and "" for missing parts."""
 
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -83,7 +83,7 @@ class Ends:
         self._tail = (self._tail + chunk[-KEPT:])[-KEPT:]
 
     def text(self) -> bytes:
-        """Return what is kept: all of a short answer; of a long one both ends, with a zero between them."""
+        """Return the kept bytes: all of a short answer; of a long one both ends, with a zero between them."""
         if self.size <= KEPT:
             return self._tail
         if self.size <= 2 * KEPT:
@@ -133,7 +133,7 @@ def ending(text: bytes, headers: Headers = ()) -> Ending:
 
 
 def _objects(text: bytes) -> dict[str, int]:
-    """Return what the last ``usage`` says, and the ``timings`` of all choices together."""
+    """Return the counts of the last ``usage``, and the summed ``timings`` of all choices."""
     counts: dict[str, int] = {}
     output = 0
     for found in _USAGE.finditer(text):
@@ -163,7 +163,7 @@ def _prompt(counts: dict[str, int]) -> int | None:
 
 
 def _members(text: bytes) -> dict[str, int]:
-    """Return the whole numbers of the JSON object that begins here; nothing if it is not whole."""
+    """Return the whole numbers of the JSON object that begins here; nothing if it is not complete."""
     try:
         found, _ = json.JSONDecoder().raw_decode(text.decode("utf-8", "replace"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What was observed of token streams, by model: counters that only grow."""
+"""Counters of token streams, by model; they only grow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST = 32
-"""Models told apart; callers make names up."""
+"""Most models counted separately; callers can invent names."""
 
 
 class Histogram:
@@ -55,7 +55,7 @@ class Counts:
         self.hits = 0
         """Answers that met the targets of the SLO for token streams."""
         self.met = self.missed = 0
-        """Interactive requests that met them, and that missed one or were refused: what jobs go by."""
+        """Interactive requests that met them, and that missed one or were refused: the input for jobs."""
         self.ttft = Histogram()
         """Seconds from arrival to the first token."""
         self.tpot = Histogram()
@@ -77,7 +77,7 @@ class Models:
         self._counts: dict[str, Counts] = {}
 
     def __iter__(self) -> Iterator[tuple[str, Counts]]:
-        """Give models and counters."""
+        """Yield models and counters."""
         return iter(self._counts.items())
 
     def judged(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What the engine says of itself on ``/metrics``: asked once a second while it has requests."""
+"""The engine's own ``/metrics``: read once a second while it has requests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from carpool_sidecar.generation.streams import Streams
 
 INTERVAL = 1.0
-"""Seconds between two questions."""
+"""Seconds between two reads."""
 
 UNKNOWN = 60.0
-"""Seconds until a server that says nothing of use is asked again."""
+"""Seconds until a server without useful metrics is asked again."""
 
 LONGEST = 2 * 2**20
 """Bytes of an answer that is read: 2 ms."""
@@ -38,7 +38,7 @@ _NAMES = {
     b"tgi_queue_size": "waiting",
     b"llamacpp:n_busy_slots_per_decode": "busy_slots",
 }
-"""What is read, by what engines call it."""
+"""The metrics that are read, by the engines' names."""
 
 _CACHE = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
 _SIZES = re.compile(rb'(?<![a-z_])(kv_cache_size_tokens|num_gpu_blocks|block_size)="(\d{1,12})"')
@@ -52,7 +52,7 @@ _LINE = re.compile(rb"^(" + b"|".join(_NAMES) + rb")(?:\{[^\n]*\})?[ \t]+([0-9.e
 
 
 def parse(text: bytes) -> EngineSays | None:
-    """Read an exposition; None: it says nothing of use.
+    """Read an exposition; None: it has no useful metrics.
 
     Several engines behind one port: counts are summed, of shares the highest counts.
     """
@@ -80,7 +80,7 @@ def parse(text: bytes) -> EngineSays | None:
 
 
 class EngineMetrics:
-    """Asks, and passes on what the gate needs."""
+    """Reads the metrics, and passes those that the gate needs on."""
 
     def __init__(self, backend: Backend, streams: Streams) -> None:
         self._backend = backend

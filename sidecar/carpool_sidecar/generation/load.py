@@ -1,4 +1,4 @@
-"""How full the engine is: requests of the last seconds, against what the gate has learned that it carries."""
+"""The engine's load: the request rate of the last seconds, relative to the capacity that the gate has learned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Rate:
-    """Counts events, and says how many came per second over the last ``SPAN`` seconds."""
+    """Counts events, and returns their rate over the last ``SPAN`` seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.total = 0
@@ -41,7 +41,7 @@ class Rate:
         now = self._clock()
         if now - self._marks[-1][0] >= STEP:
             self._marks.append((now, self.total))
-        # A mark stays while the next one is not old enough: the span is never less than asked for.
+        # A mark stays while the next one is not old enough: the span is never shorter than ``SPAN``.
         while len(self._marks) > 1 and now - self._marks[1][0] >= SPAN:
             self._marks.popleft()
 
@@ -49,7 +49,7 @@ class Rate:
 def with_streams(load: ReplicaLoad, gate: Gate | None, rate: float) -> ReplicaLoad:
     """Add the load of token streams, ``rate`` requests per second, to that of batched models.
 
-    Without a target for TPOT nothing says how much an engine carries: then nothing is added.
+    Without a target for TPOT an engine's capacity is undefined: then nothing is added.
     """
     if gate is None or gate.slo.tpot == inf:
         return load

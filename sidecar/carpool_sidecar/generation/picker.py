@@ -55,11 +55,11 @@ class PickerMetrics:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Ask the engine, and answer."""
+        """Read the engine's metrics, and answer."""
         self._task = asyncio.get_running_loop().create_task(self._answer())
 
     def request(self) -> None:
-        """Take note that the request, which has no body, is complete."""
+        """Do nothing: the request has no body."""
 
     def cancel(self) -> None:
         """Stop: the client has left."""
@@ -80,6 +80,6 @@ class PickerMetrics:
 
 
 def answers(exchange: Exchange, streams: Streams) -> bool:
-    """Say whether a request is for the engine's metrics while a gate stands before it."""
+    """Whether a request is for the engine's metrics while a gate is in front of it."""
     asked = exchange.target == PATH and exchange.method == b"GET" and not exchange.length
     return asked and streams.gatekeeper.gate is not None

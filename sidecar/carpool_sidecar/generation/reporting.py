@@ -1,4 +1,4 @@
-"""What is said of token streams in the sidecar's report."""
+"""The part about token streams in the sidecar's report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def report_of(streams: Streams) -> TokenStreams:
-    """Say how things are."""
+    """Return the report's part."""
     keeper = streams.gatekeeper
     return TokenStreams(
         arrivals=streams.rate.total,

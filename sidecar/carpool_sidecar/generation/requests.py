@@ -1,4 +1,4 @@
-"""Which requests ask a language model for an answer, and what they say: found near their ends, never parsed whole."""
+"""Requests to language models: their parameters are found near the ends of the body, which is never fully parsed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Buffer
 
 ENDS = 4096
-"""Bytes at the beginning and at the end of a body in which its parameters are looked for; between them are prompts."""
+"""Bytes at the beginning and at the end of a body that are searched for parameters; prompts are between them."""
 
 MOST_EMBEDDED = 64
-"""Images, or the like, whose bytes are not taken for text."""
+"""Most images, or the like, whose bytes are not counted as text."""
 
 MOST_CHOICES = 128
 """Answers to one request; OpenAI's own limit."""
@@ -29,7 +29,7 @@ PIECE = 65_536
 
 
 class Api(Enum):
-    """Whose protocol it is: how events, counts and errors look."""
+    """The protocol, which defines the form of events, counts and errors."""
 
     OPENAI = "openai"
     """``/v1/chat/completions``, ``/v1/completions``."""
@@ -46,7 +46,7 @@ class Api(Enum):
 
 
 class Endpoint(NamedTuple):
-    """Where a request goes. ``streams``: whether the path decides that; None: the body does. ``model``: likewise."""
+    """The endpoint of a request. ``streams``, ``model``: given by the path; None: by the body."""
 
     api: Api
     streams: bool | None = None
@@ -54,7 +54,7 @@ class Endpoint(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a request asks for.
+    """The parameters of a request.
 
     ``prompt_bytes``: of the body, without embedded images. ``prompt_tokens``: where the prompt is given as token ids.
     ``flexible``: its caller can wait (OpenAI's ``service_tier: flex``). ``prompts``: in a list of them, and
@@ -72,7 +72,7 @@ class Asked(NamedTuple):
 
 
 class Several(Struct):
-    """What makes several answers of one request. Nothing is built of it: a list of 10 MB would take seconds."""
+    """Fields that ask for several answers. They stay unparsed: building a list of 10 MB would take seconds."""
 
     n: Raw = Raw(b"1")
     best_of: Raw = Raw(b"1")
@@ -99,7 +99,7 @@ _LIMITS = (b"max_completion_tokens", b"max_tokens", b"max_output_tokens", b"max_
 
 
 def recognise(target: bytes) -> Endpoint | None:
-    """Name the endpoint of a ``POST`` target; None for what asks no language model."""
+    """Return the endpoint of a ``POST`` target; None if it is not one of a language model."""
     if (found := _OPENAI.fullmatch(target)) is not None:
         return Endpoint(Api.RESPONSES if found[1] else Api.OPENAI)
     if _MESSAGES.fullmatch(target) is not None:
@@ -112,7 +112,7 @@ def recognise(target: bytes) -> Endpoint | None:
 
 
 def read(endpoint: Endpoint, body: Buffer) -> Asked:
-    """Read what a request asks for; what can't be read is not asked."""
+    """Read a request's parameters; those that can't be read count as absent."""
     ends = bytes(body) if len(body) <= 2 * ENDS else bytes(body[:ENDS]) + b"\0" + bytes(body[-ENDS:])
     members: dict[bytes, bytes] = {}
     for name, value in _MEMBERS.findall(ends):
@@ -131,7 +131,7 @@ def read(endpoint: Endpoint, body: Buffer) -> Asked:
 
 
 def _several(body: Buffer, ends: bytes) -> tuple[int, int]:
-    """Count prompts, and answers asked for. Only a parser knows whether ``n`` is a member of the body itself."""
+    """Count prompts and requested answers. Only a parser can decide whether ``n`` is a member of the body itself."""
     if _SEVERAL.search(ends) is None:
         return 1, 1
     try:
@@ -145,7 +145,7 @@ def _several(body: Buffer, ends: bytes) -> tuple[int, int]:
 
 
 def _number(raw: Raw) -> int:
-    """Read a number as engines do, which take 4.0 and "4" for 4; 1 for what is none."""
+    """Read a number as engines do, which read 4.0 and "4" as 4; 1 if it is no number."""
     try:
         value = float(bytes(raw).strip(b' "')) if len(raw) <= LONGEST_NUMBER else 1.0
     except ValueError:

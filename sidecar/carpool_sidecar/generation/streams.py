@@ -1,4 +1,4 @@
-"""All token streams of one engine: those under way, what was counted, and who may begin."""
+"""All token streams of one engine: those under way, their counts, and their admission."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Streams:
-    """What streams share. ``clock`` gives monotonic seconds, as exchanges' times."""
+    """The shared state of streams. ``clock`` gives monotonic seconds, as exchanges' times."""
 
     def __init__(self, policy: BatchingPolicy, *, clock: Callable[[], float], log: logging.Logger) -> None:
         self.models = Models()
@@ -38,16 +38,16 @@ class Streams:
         self.under_way: set[Stream] = set()
         """Requests that wait or are answered."""
         self.faults = 0
-        """Streams that are forwarded and no longer looked at, for errors in the sidecar."""
+        """Streams that are only forwarded, after an error in the sidecar."""
         self.engine: EngineSays | None = None
-        """What the engine said of itself last."""
+        """The engine's last metrics."""
         self._single: set[str] = set()
-        """Models whose engine gave one answer to a prompt where several were asked for, by the last such request."""
+        """Models whose engine gave only one answer to the last request for several."""
         self._clock = clock
         self._log = log
         self._keys = count()
         self.rate = Rate(clock)
-        """Of requests, refused ones included."""
+        """Rate of requests, refused ones included."""
         self.configure(policy)
 
     def added_to(self, load: ReplicaLoad) -> ReplicaLoad:
@@ -172,13 +172,13 @@ class Streams:
         self._log.exception("a stream is forwarded without being looked at")
 
     def _output(self, stream: Stream, said: Ending) -> int:
-        """Return the tokens of a complete answer: as the engine says, else by its events, else by its bytes."""
+        """Return the tokens of a complete answer: the engine's count, else from its events, else from its bytes."""
         if said.output_tokens is not None:
             return said.output_tokens
         return round(stream.output_tokens) if stream.events else max(1, round(stream.ends.size / BYTES_PER_TOKEN))
 
     def _learn_single(self, stream: Stream) -> None:
-        """Take note whether an engine heeds ``n``. Lists of prompts show nothing of it: TGI answers all of these."""
+        """Note whether an engine supports ``n``. Lists of prompts don't show that: TGI answers all of these."""
         asked, ended = stream.asked, stream.choices_ended
         if asked.choices == 1 or asked.prompts > 1 or not ended:
             return
@@ -188,7 +188,7 @@ class Streams:
             self._single.add(asked.model)
 
     def _hit(self, stream: Stream, seconds: float, steps: float, tpot: float | None) -> bool:
-        """Say whether a complete answer met its targets; a whole one has to come when its last token was due."""
+        """Whether a complete answer met its targets; one that comes whole must come when its last token was due."""
         if self.slo is None:
             return False
         slo = stream.ticket.targets or self.slo

@@ -1,4 +1,4 @@
-"""How many tokens bytes and events stand for: learned by model from the counts that engines give with answers.
+"""Tokens per byte and per event: learned by model from the counts in engines' answers.
 
 A piece of text is not a token: engines hold back incomplete UTF-8, and some send several tokens at once.
 """
@@ -14,7 +14,7 @@ FADE = 0.99
 """Weight of a count when the next comes: the last hundred matter."""
 
 MOST = 64
-"""Models that are counted apart, at most; callers may invent names."""
+"""Most models counted separately; callers can invent names."""
 
 
 class _Sums(NamedTuple):

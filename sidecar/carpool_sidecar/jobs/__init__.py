@@ -1,1 +1,1 @@
-"""Submit and poll: requests that nobody waits for, kept on disk and run in the time that interactive ones leave."""
+"""Jobs: requests without a waiting caller, stored on disk and run in the time that interactive requests leave."""

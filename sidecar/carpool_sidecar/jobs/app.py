@@ -53,7 +53,7 @@ class JobsApp:
         exchange.buffer(int(self._desk.settings.max_request))
 
     def _admit(self, exchange: Exchange) -> None:
-        """With a credential of its own for the model, the sidecar serves those only who have it, too."""
+        """Refuse callers without the sidecar's own credential for the model, if it has one."""
         needed = self._desk.credential
         given = find(exchange.headers, b"authorization") or b""
         if needed is not None and not hmac.compare_digest(given, needed):
@@ -103,7 +103,7 @@ class JobsApp:
         respond(exchange, 200, shown_job(cancelled.job) | ({"deleted": True} if cancelled.forgotten else {}))
 
     async def _result(self, exchange: Exchange) -> None:
-        """Give the model's answer, as it came."""
+        """Send the model's answer unchanged."""
         desk, identity = self._desk, _identity(exchange)
         job, answer = await desk.writer.do(lambda: desk.store.answer(identity))
         if answer is not None:

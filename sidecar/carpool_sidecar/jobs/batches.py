@@ -1,4 +1,4 @@
-"""Files and batches on disk: input in pieces, lines as they are sent, results as they come; nothing is held whole."""
+"""Files and batches on disk: input in pieces, lines and results one by one; nothing is held in memory as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIECE = 256 * 1024
 """Bytes of a file in one row."""
 
 READ = 1000
-"""Lines that are read for one claim at most, where many can't be sent: some 10 ms."""
+"""Most lines that are read for one claim, if many can't be sent: some 10 ms."""
 
 _FILE = "id, seq, name, purpose, created, expires, size, lines, batch, failed"
 _BATCH = (
@@ -39,12 +39,12 @@ class Batches:
         self._store = store
         self._settings = settings
         self._piece: tuple[int, bytes] = (-1, b"")
-        """The piece read last: its place and what it holds."""
+        """The piece read last: its place and its content."""
 
     # Files
 
     def begin_file(self, identity: str, name: str, owner: bytes | None, size: int, now: float) -> None:
-        """Make room for a file of about ``size`` bytes. It is none before ``complete_file``."""
+        """Reserve room for a file of about ``size`` bytes. It exists from ``complete_file`` on."""
         self._store.check_room(size, "a file")
         self._run(
             "INSERT INTO files(id, owner, state, name, purpose, created, expires, size, lines)"
@@ -53,7 +53,7 @@ class Batches:
         )
 
     def add_piece(self, identity: str, number: int, data: bytes) -> None:
-        """Keep the next piece of a file: ``PIECE`` bytes, but for the last."""
+        """Store the next piece of a file: ``PIECE`` bytes, except for the last."""
         self._store.check_room(len(data), "a file")
         added = self._run(
             "INSERT INTO pieces SELECT (seq << ?) | ?, ? FROM files WHERE id = ? AND state = 'uploading'",
@@ -63,8 +63,8 @@ class Batches:
             raise _unknown("file", identity)
 
     def complete_file(self, identity: str, size: int, count: int) -> File:
-        """Take note that a file is whole, with so many lines."""
-        # Where a piece was refused there is no such file.
+        """Mark a file as complete, with so many lines."""
+        # If a piece was refused there is no such file.
         self._run(
             "UPDATE files SET state = 'ready', size = :size, lines = :count WHERE id = :id AND :size ="
             " (SELECT coalesce(sum(length(data)), 0) FROM pieces WHERE place >= seq << :shift"
@@ -74,7 +74,7 @@ class Batches:
         return self.file(identity)
 
     def drop_file(self, identity: str) -> None:
-        """Forget a file; its pieces go with the next sweeps."""
+        """Delete a file; the next sweeps delete its pieces."""
         self._run("UPDATE files SET state = 'gone' WHERE id = ?", (identity,))
 
     def file(self, identity: str) -> File:
@@ -85,7 +85,7 @@ class Batches:
         return found[0]
 
     def delete_file(self, identity: str) -> None:
-        """Forget a file that no batch reads."""
+        """Delete a file that no batch reads."""
         file = self.file(identity)
         busy = self._run(
             "SELECT id FROM batches WHERE file = ? AND stage IN ('in_progress', 'cancelling')", (file.seq,)
@@ -103,9 +103,9 @@ class Batches:
         return found[:limit], len(found) > limit
 
     def piece(self, file: File, cursor: int) -> tuple[bytes, int | None]:
-        """Return the next bytes of a file, and where to go on; None: that was all.
+        """Return the next bytes of a file, and the next cursor; None: the end.
 
-        ``cursor`` begins with 0. It is the number of a piece, or of the line behind which results follow.
+        ``cursor`` begins with 0. It is the number of a piece, or of the line after which results follow.
         """
         if file.batch is None:
             row = self._run("SELECT data FROM pieces WHERE place = ?", (file.seq << SHIFT | cursor,)).fetchone()
@@ -182,13 +182,13 @@ class Batches:
             found += self._new(batch, file, endpoint, expires, position, number, room - len(found))
             rest.take(path, len(found))
             tasks += found
-            # Where nothing changes nothing is written: looks are many while lines are under way.
+            # Nothing is written if nothing changes: this is called often while lines are under way.
             self._run("UPDATE batches SET started = ? WHERE seq = ? AND started IS NULL", (now, batch))
             self._settle(batch, now)
         return tasks
 
     def finish(self, outcome: Outcome, now: float) -> None:
-        """Keep what became of a line."""
+        """Store the result of a line."""
         of = outcome.of
         assert isinstance(of, Place)  # noqa: S101 - for the type checker
         place = of.batch << SHIFT | of.number
@@ -217,7 +217,7 @@ class Batches:
         self._settle(of.batch, now)
 
     def recover(self, now: float, *, idempotent: bool) -> int:
-        """Take up lines that were running when the process ended, and forget uploads that it cut."""
+        """Recover lines that were running when the process ended, and delete incomplete uploads."""
         self._run("UPDATE files SET state = 'gone' WHERE state = 'uploading'")
         running = self._run(
             "SELECT place, attempts, stage FROM lines JOIN batches ON batches.seq = place >> ? WHERE running = 1",
@@ -228,13 +228,13 @@ class Batches:
                 self._run("UPDATE lines SET running = 0, rerun = 1 WHERE place = ?", (place,))
                 continue
             self.finish(Outcome(Place(place >> SHIFT, place & (1 << SHIFT) - 1), None, "interrupted"), now)
-        # One that was being cancelled has nothing under way any more.
+        # A batch that was being cancelled has nothing under way any more.
         for (batch,) in self._run("SELECT seq FROM batches WHERE stage = 'cancelling'").fetchall():
             self._settle(batch, now)
         return len(running)
 
     def sweep(self, now: float) -> bool:
-        """Forget what was kept long enough, and end what has expired; return whether there is more to do."""
+        """Delete what was kept long enough, and end what has expired; return whether there is more to do."""
         late = self._run("SELECT seq FROM batches WHERE stage = 'in_progress' AND expires <= ?", (now,)).fetchall()
         for (batch,) in late:
             self._expire(batch)
@@ -259,7 +259,7 @@ class Batches:
         return more
 
     def _expire(self, batch: int) -> None:
-        """Start no more lines of a batch: its window is over."""
+        """Start no more lines of a batch: its completion window is over."""
         self._run("UPDATE batches SET stage = 'cancelling' WHERE seq = ? AND stage = 'in_progress'", (batch,))
 
     def _again(self, batch: int, file: int, endpoint: str, expires: float, most: int) -> list[Task]:
@@ -280,7 +280,7 @@ class Batches:
     def _new(
         self, batch: int, file: int, endpoint: str, expires: float, position: int, number: int, most: int
     ) -> list[Task]:
-        """Claim lines that were not sent yet; those that can't be sent have their results at once."""
+        """Claim lines that were not sent yet; those that can't be sent get their results at once."""
         tasks: list[Task] = []
         longest = int(self._settings.max_request)
         read = 0
@@ -347,7 +347,7 @@ class Batches:
         self._run(f"UPDATE batches SET {counted} + ? WHERE seq = ?", (len(data), place >> SHIFT))  # noqa: S608 - our own names
 
     def _settle(self, batch: int, now: float) -> None:
-        """End a batch that has nothing under way and nothing left."""
+        """End a batch with no lines under way and none left."""
         row = self._run(
             "SELECT id, owner, stage, file, position, cancelling, output_size, errors_size, completed, failed"
             " FROM batches WHERE seq = ?",

@@ -1,6 +1,6 @@
-"""The file on disk: one SQLite database, its tables, and who may have it open.
+"""The file on disk: one SQLite database, its tables, and its lock.
 
-Everything promised is in a transaction that has reached the disk (WAL, ``synchronous=FULL``) before it is said.
+Every acknowledgement is sent after its transaction has reached the disk (WAL, ``synchronous=FULL``).
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ CREATE TRIGGER result_out AFTER DELETE ON results BEGIN
 
 
 class UnusableError(OSError):
-    """The file can't be used; the text says why and what to do."""
+    """The file can't be used; the message says why and what to do."""
 
 
 class Database:
-    """The open file. ``key`` is its own secret, for hashes that nobody else can make."""
+    """The open file. ``key`` is its secret, for hashes that others can't make."""
 
     def __init__(self, path: str) -> None:
         """Open or create the file; raises ``UnusableError``."""
@@ -89,7 +89,7 @@ class Database:
         self.key: bytes = self.connection.execute("SELECT key FROM secret").fetchone()[0]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.connection.close()
         os.close(self._lock)
 
@@ -119,7 +119,7 @@ def _locked(path: str) -> int:
     """Take the lock beside the file, so that no two sidecars run the same jobs."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        # Of the file itself, whatever links lead to it.
+        # Of the file itself, even if it was opened by a link.
         lock = os.open(f"{os.path.realpath(path)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise UnusableError(
@@ -130,6 +130,6 @@ def _locked(path: str) -> int:
     except OSError:
         os.close(lock)
         raise UnusableError(f"jobs.path: {path} is in use by another sidecar: give each its own file") from None
-    # Requests and answers are callers' own: the file is its owner's alone.
+    # Requests and answers are private: only the file's owner may read it.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     return lock

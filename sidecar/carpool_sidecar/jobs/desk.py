@@ -1,4 +1,4 @@
-"""All of the jobs: put together, begun and ended with the sidecar."""
+"""The parts of the jobs feature, assembled, started and ended with the sidecar."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Desk:
-    """Where jobs are handed in. Raises ``OSError`` or ``PolicyError`` where the file or the credential can't be had."""
+    """Accepts jobs. Raises ``OSError`` or ``PolicyError`` if the file or the credential can't be read."""
 
     def __init__(
         self,
@@ -65,17 +65,17 @@ class Desk:
         self._running: asyncio.Task[None] | None = None
 
     async def start(self, server: Server) -> None:
-        """Begin to run what is queued."""
+        """Begin to run queued jobs."""
         await self.runner.listen(server)
         self._running = asyncio.get_running_loop().create_task(self.runner.run())
         self._running.add_done_callback(self._ended)
 
     def drain(self) -> None:
-        """Take in nothing and start nothing more; what is under way goes on."""
+        """Accept and start no more jobs; those under way go on."""
         self.runner.stopping = True
 
     async def close(self) -> None:
-        """Cut what is under way and let go of the file."""
+        """Abort the jobs under way and close the file."""
         await self.runner.close()
         if self._running is not None:
             await asyncio.wait({self._running})
@@ -83,7 +83,7 @@ class Desk:
         self._database.close()
 
     def report(self) -> report.Jobs:
-        """Say how things are."""
+        """Return the report's part about jobs."""
         totals, runner = self.store.totals, self.runner
         return report.Jobs(
             states={state: totals[state] for state in State if totals[state]},
@@ -95,16 +95,16 @@ class Desk:
         )
 
     def check_open(self) -> None:
-        """Refuse what is handed in while this process ends."""
+        """Refuse new jobs while this process ends."""
         if self.runner.stopping:
             raise Refused(503, "draining", "this replica is shutting down: try again")
 
     def owner(self, exchange: Exchange) -> bytes | None:
-        """Return whose things an exchange hands in: a hash of its Authorization header, if there is one."""
+        """Return the owner of submitted jobs and files: a hash of the Authorization header, if there is one."""
         return self.store.owner(find(exchange.headers, b"authorization"))
 
     def owner_of(self, exchange: Exchange) -> bytes:
-        """Return whose things are listed: those that came with the same Authorization header."""
+        """Return the owner for lists, which need an Authorization header."""
         owner = self.owner(exchange)
         if owner is None:
             text = "lists are by caller: send the Authorization header that these were submitted with"

@@ -1,4 +1,4 @@
-"""One exchange with the jobs' own interface, and its errors."""
+"""One exchange of the jobs' interface, and its errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RETRY = [(b"retry-after", b"5")]
 
 
 class Aside:
-    """The context of an exchange that is about jobs, and no job itself."""
+    """The context of an exchange about jobs that is not itself a job."""
 
 
 class Handling(Aside):
@@ -31,18 +31,18 @@ class Handling(Aside):
     def __init__(
         self, exchange: Exchange, work: Callable[[Exchange], Coroutine[None, None, None]], *, openai: bool
     ) -> None:
-        """``openai``: errors have the form that its clients read."""
+        """``openai``: errors have the form that OpenAI's clients read."""
         self._exchange = exchange
         self._work = work
         self._openai = openai
         self._task: asyncio.Task[None] | None = None
 
     def request(self) -> None:
-        """Begin: the request is here."""
+        """Begin: the request is complete."""
         self._task = asyncio.get_running_loop().create_task(self._answer())
 
     def cancel(self) -> None:
-        """Give up: the client is gone. What was handed to the store is done all the same."""
+        """Give up: the client is gone. Work already handed to the store is still done."""
         if self._task is not None:
             self._task.cancel()
 
@@ -56,7 +56,7 @@ class Handling(Aside):
             self.refuse(Refused(503, "jobs-store", "jobs.path can't be read or written; the sidecar's log says why"))
 
     def refuse(self, refused: Refused) -> None:
-        """Answer with an error, or cut an answer that has begun."""
+        """Answer with an error, or abort an answer that has begun."""
         exchange = self._exchange
         if exchange.started:
             exchange.abort()
@@ -77,7 +77,7 @@ def respond(exchange: Exchange, status: int, plain: object, headers: list[tuple[
 
 
 class Page:
-    """What of a list is asked for: ``?limit=20&after=ID``."""
+    """The requested part of a list: ``?limit=20&after=ID``."""
 
     def __init__(self, query: bytes) -> None:
         from urllib.parse import parse_qs  # noqa: PLC0415 - only lists need it
@@ -98,11 +98,11 @@ class Gauge:
         self._free.set()
 
     def pause_writing(self) -> None:
-        """Hold."""
+        """Pause the writer."""
         self._free.clear()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Resume the writer."""
         self._free.set()
 
     async def wait(self) -> None:

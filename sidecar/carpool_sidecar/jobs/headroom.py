@@ -1,4 +1,4 @@
-"""How many jobs may be under way: what interactive requests leave, and of each path what it takes.
+"""How many jobs may be under way: as many as interactive requests leave room for, and as each path accepts.
 
 Pure; ``now`` in seconds.
 """
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SHARE = 0.8
-"""Of the time, for which the device may be busy while jobs begin. The rest keeps interactive requests from waiting."""
+"""Share of the time that the device may be busy when jobs begin. The rest keeps interactive requests from waiting."""
 
 MEMORY = 1.0
-"""Seconds over which the device's busy time is looked at."""
+"""Seconds over which the device's busy time is measured."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 """Seconds without new jobs after a refusal; doubled with each in a row."""
@@ -27,7 +27,7 @@ FIRST_GROWTH, GROWTH = 1.5, 1.02
 
 
 class Seen(NamedTuple):
-    """What was counted so far. ``busy``: the device's seconds; ``met``, ``missed``: interactive requests by SLO."""
+    """Counts so far. ``busy``: the device's seconds; ``met``, ``missed``: interactive requests by SLO."""
 
     busy: float
     met: int = 0
@@ -35,9 +35,9 @@ class Seen(NamedTuple):
 
 
 class Headroom:
-    """Stops while the device is busy, and yields while interactive requests miss the SLO.
+    """Stops jobs while the device is busy, and reduces them while interactive requests miss the SLO.
 
-    A path that refuses pauses alone. ``most``: jobs under way at once. ``allowed``: the share of interactive requests
+    Only a path that refuses is paused. ``most``: jobs under way at once. ``allowed``: the share of interactive requests
     that may miss.
     """
 
@@ -63,7 +63,7 @@ class Headroom:
         return int(self._limit)
 
     def update(self, seen: Seen, now: float) -> None:
-        """Take what was counted up to ``now``."""
+        """Take the counts up to ``now``."""
         self._judge(seen, now)
         if self._seen is None:
             self._seen = (seen, now)
@@ -71,14 +71,14 @@ class Headroom:
         before, at = self._seen
         elapsed = now - at
         if elapsed < MEMORY / 20:
-            return  # too short to say anything
+            return  # too short for a measurement
         fresh = min(1.0, max(0.0, seen.busy - before.busy) / elapsed)
         weight = min(1.0, elapsed / MEMORY)
         self._share += weight * (fresh - self._share)
         self._seen = (seen, now)
 
     def _judge(self, seen: Seen, now: float) -> None:
-        """Look once a second whether interactive requests met the SLO."""
+        """Check once a second whether interactive requests met the SLO."""
         if self._judged is None:
             self._judged = (seen, now)
         before, at = self._judged
@@ -104,7 +104,7 @@ class Headroom:
         return max(0, self.limit - under_way)
 
     def rest(self, under_way: Iterable[str], now: float) -> Rest:
-        """Return how many may begin of the paths that refused; ``under_way``: the path of each job."""
+        """Return how many may begin on paths that refused; ``under_way``: the path of each job."""
         left = {path: one.room(now) for path, one in self._refusing.items()}
         if left:
             for path in under_way:
@@ -113,7 +113,7 @@ class Headroom:
         return Rest(left)
 
     def answered(self, path: str) -> None:
-        """Note an answer of the model's."""
+        """Note an answer from the model."""
         if path in self._refusing:
             self._refusing[path].pause.relax()
 
@@ -144,7 +144,7 @@ class Refusing:
         """Grow after a second without a pause; return whether there is nothing to remember any more."""
         if self.pause.over(now):
             self._limit = min(float(most), self._limit * GROWTH)
-        # With `most` 1 the limit is there at once: the length of the next pause is still to be remembered.
+        # With `most` 1 the limit is reached at once, but the length of the next pause must still be remembered.
         return self._limit >= most and self.pause.over(now - LONGEST_PAUSE)
 
 
@@ -156,14 +156,14 @@ class Pause:
         self._until = -inf
 
     def over(self, now: float) -> bool:
-        """Whether there is none now."""
+        """Whether no pause is in force."""
         return now >= self._until
 
     def begin(self, now: float, least: float = 0.0) -> None:
-        """Begin one of at least so many seconds."""
+        """Begin a pause of at least ``least`` seconds."""
         self._until = now + min(LONGEST_PAUSE, max(self._next, least))
         self._next = min(LONGEST_PAUSE, 2 * self._next)
 
     def relax(self) -> None:
-        """Make the next one short again: things went well."""
+        """Make the next pause short again, after success."""
         self._next = FIRST_PAUSE

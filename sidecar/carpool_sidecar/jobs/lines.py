@@ -1,4 +1,4 @@
-"""Lines of a batch's input, and what is written of each: OpenAI's form. Pure."""
+"""Lines of a batch's input, and the result lines: OpenAI's form. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Line(Struct, frozen=True):
-    """One request. ``body`` is sent as it is written."""
+    """One request. ``body`` is sent unchanged."""
 
     custom_id: str
     url: str
@@ -25,7 +25,7 @@ class Line(Struct, frozen=True):
 
 
 class Wrong(Exception):  # noqa: N818 - of the line, not of this program
-    """A line that can't be sent. ``custom_id``: as far as it could be read."""
+    """A line that can't be sent. ``custom_id``: if it could be read."""
 
     def __init__(self, custom_id: str | None, text: str) -> None:
         super().__init__(text)
@@ -56,13 +56,13 @@ def read(text: bytes, endpoint: str | None) -> Line:
 
 
 def check_length(number: int, length: int, longest: int) -> None:
-    """Raise ``Wrong`` for a line that is not read."""
+    """Raise ``Wrong`` for a line that is too long."""
     if length > longest:
         raise Wrong(None, f"line {number} has {length} bytes: raise jobs.maxRequest ({longest})")
 
 
 def custom_id(text: bytes) -> str | None:
-    """Return the name of a line, as far as it can be read."""
+    """Return the name of a line, if it can be read."""
     try:
         return _named.decode(text).custom_id
     except UNREADABLE:
@@ -70,7 +70,7 @@ def custom_id(text: bytes) -> str | None:
 
 
 def refused(wrong: Wrong, number: int | None = None) -> bytes:
-    """Write what becomes of a line that can't be sent; ``number``: its own, where that is to be said."""
+    """Write the result of a line that can't be sent; ``number``: its line number, if it is to be named."""
     error = {"code": "invalid_request", "message": str(wrong)}
     return _written(wrong.custom_id, None, error, {} if number is None else {"line": number})
 
@@ -78,7 +78,7 @@ def refused(wrong: Wrong, number: int | None = None) -> bytes:
 def written(
     name: str | None, outcome: Outcome, attempts: int = 1, *, rerun: bool = False, number: int | None = None
 ) -> bytes:
-    """Write what became of a line: ``attempts`` only where it was sent more than once; ``number`` as above."""
+    """Write the result of a line: ``attempts`` only if it was sent more than once; ``number`` as above."""
     answer, error, response = outcome.answer, None, None
     if answer is not None:
         identity = find(answer.headers, b"x-request-id") or b""
@@ -101,7 +101,7 @@ REASONS = {
     "expired": "its window was over before it was answered",
     "cancelled": "it was cancelled",
 }
-"""What some reasons mean; others are the status of an answer, or what kept it from coming."""
+"""Texts for some reasons; others are the status of an answer, or why there is none."""
 
 
 def _written(name: str | None, response: Any, error: Any, own: dict[str, Any]) -> bytes:  # noqa: ANN401 - JSON
@@ -110,7 +110,7 @@ def _written(name: str | None, response: Any, error: Any, own: dict[str, Any]) -
 
 
 def _body(body: bytes) -> object:
-    """Return an answer's JSON as it came, on one line; what is no JSON as text."""
+    """Return an answer's JSON unchanged, on one line; an answer that is not JSON as text."""
     try:
         body.decode()
         msgspec.json.decode(body, type=Raw)

@@ -22,7 +22,7 @@ METRICS = (
 
 
 def fill(families: dict[str, Any], desk: Desk) -> None:
-    """Add the values as they are."""
+    """Add the present values."""
     totals = desk.store.totals
     for state in State:
         families["jobs"].add_metric([state], totals[state])

@@ -14,7 +14,7 @@ _FILE = re.compile(rb'[;\s]filename="([^"]*)"', re.IGNORECASE)
 
 
 class FormError(ValueError):
-    """What came is no such form."""
+    """The body is not such a form."""
 
 
 class Part(NamedTuple):
@@ -25,15 +25,15 @@ class Part(NamedTuple):
 
 
 class Form:
-    """Gives what came as a sequence of parts and pieces of what is in them."""
+    """Parses the body into a sequence of parts and pieces of their content."""
 
     def __init__(self, content_type: bytes) -> None:
-        """Begin a form; raises ``FormError`` where the type names no boundary."""
+        """Begin a form; raises ``FormError`` if the type names no boundary."""
         found = _BOUNDARY.match(content_type)
         if found is None:
             raise FormError("the content type is not multipart/form-data with a boundary")
         self._delimiter = b"\r\n--" + (found[1] or found[2])
-        self._rest = b"\r\n"  # the first delimiter may stand at the very beginning
+        self._rest = b"\r\n"  # the body may start with the first delimiter
         self._inside = False
         self._head = False
         self._began = False

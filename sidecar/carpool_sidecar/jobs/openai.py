@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Wanted(Struct, frozen=True):
-    """A batch as it is asked for."""
+    """A requested batch."""
 
     input_file_id: str
     endpoint: str
@@ -39,13 +39,13 @@ _wanted = msgspec.json.Decoder(Wanted)
 
 
 class OpenAI:
-    """What answers each path."""
+    """The handlers of each path."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
     def route(self, method: str, path: list[str]) -> Work:
-        """Return what answers a request; raises ``Refused``."""
+        """Return the handler of a request; raises ``Refused``."""
         shape = (method, path[0], *(["ID"] if len(path) > 1 else []), *path[2:])
         routes: dict[tuple[str, ...], Work] = {
             ("GET", "files"): self._files,

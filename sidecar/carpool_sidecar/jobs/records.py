@@ -1,4 +1,4 @@
-"""What the store keeps and hands out. Times are seconds since 1970, as people and other processes read them."""
+"""The store's records. Times are seconds since 1970, so that other processes can read them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Struct
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for a text that is no JSON, no UTF-8, or nested a thousand times."""
+"""Exceptions of msgspec for a text that is not JSON, not UTF-8, or nested a thousand times."""
 
 
 class State(StrEnum):
-    """Where a job is."""
+    """State of a job."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -26,7 +26,7 @@ class State(StrEnum):
 
 
 class Stage(StrEnum):
-    """Where a batch is, as OpenAI calls it."""
+    """State of a batch, in OpenAI's terms."""
 
     IN_PROGRESS = "in_progress"
     CANCELLING = "cancelling"
@@ -36,7 +36,7 @@ class Stage(StrEnum):
 
 
 class Refused(Exception):  # noqa: N818 - an answer, no fault of this program
-    """What the store does not do. ``status`` and ``reason`` go to the caller; the text names the option, if one is."""
+    """The store refuses a request. ``status`` and ``reason`` go to the caller; the text names the option, if any."""
 
     def __init__(self, status: int, reason: str, text: str) -> None:
         super().__init__(text)
@@ -45,12 +45,12 @@ class Refused(Exception):  # noqa: N818 - an answer, no fault of this program
 
 
 def path_of(target: str) -> str:
-    """Return a target without its query: what pauses when the model refuses it."""
+    """Return a target without its query: refusals pause this path."""
     return target.partition("?")[0]
 
 
 class Call(Struct, frozen=True):
-    """A request for the model, as a job has it."""
+    """A job's request for the model."""
 
     method: str
     target: str
@@ -72,7 +72,7 @@ class Job(Struct, frozen=True):
     target: str
     created: float
     expires: float
-    """When it fails, if it has not been answered."""
+    """When it fails if it was not answered before."""
     started: float | None = None
     """When it was sent last."""
     ended: float | None = None
@@ -80,12 +80,12 @@ class Job(Struct, frozen=True):
     rerun: bool = False
     """Whether it was sent again although the model may have computed it before."""
     status: int | None = None
-    """Of the answer, if there is one."""
+    """Status of the answer, if there is one."""
     reason: str | None = None
 
 
 class Answer(Struct, frozen=True):
-    """What the model answered."""
+    """The model's answer."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -106,7 +106,7 @@ class File(Struct, frozen=True):
     batch: int | None = None
     """The batch that wrote it; None: it was uploaded."""
     failed: bool = False
-    """Of these: its errors, or its answers."""
+    """Whether it has the batch's errors, or its answers."""
 
 
 class Batch(Struct, frozen=True):
@@ -139,7 +139,7 @@ class Place(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A request that is to be sent now: of a job, by its number, or of a line."""
+    """A request to send now: of a job, by its number, or of a line."""
 
     of: int | Place
     call: Call
@@ -158,7 +158,7 @@ class Rest:
         return [path for path, left in self._left.items() if left <= 0]
 
     def of(self, path: str) -> float:
-        """Return how many may begin of a path."""
+        """Return how many may begin on a path."""
         return max(0, self._left.get(path, inf))
 
     def take(self, path: str, count: int = 1) -> None:
@@ -172,10 +172,10 @@ ANY = Rest({})
 
 
 class Outcome(NamedTuple):
-    """What became of a task.
+    """The outcome of a task.
 
-    ``answer``: the model's, if there is one. ``reason``: why there is none that counts. ``again``: the task goes back
-    in the queue; ``reached``: the model may have computed it.
+    ``answer``: the model's, if there is one. ``reason``: why there is no usable one. ``again``: the task returns to
+    the queue; ``reached``: the model may have computed it.
     """
 
     of: int | Place

@@ -1,6 +1,6 @@
-"""Runs jobs: what the store hands out is sent through the sidecar's own data port, as any caller's request would be.
+"""Runs jobs: tasks from the store are sent through the sidecar's own data port, like any caller's request.
 
-So batching, the gate for token streams, limits, deadlines and metrics hold for jobs as for all others. They carry the
+So batching, the gate for token streams, limits, deadlines and metrics apply to jobs as to all others. They have the
 lowest priority (``x-carpool-priority: batch``).
 """
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from carpool_sidecar.jobs.writer import Writer
 
 LOOK = 0.05
-"""Seconds between two looks at the device while jobs wait for it."""
+"""Seconds between two checks of the device while jobs wait for it."""
 
 SWEEP = 30.0
-"""Seconds between two looks for what may be forgotten."""
+"""Seconds between two sweeps for what may be deleted."""
 
 NOT_NOW = frozenset({429, 503})
-"""Statuses that say that the request was not taken: it goes back, and this was no attempt."""
+"""Statuses of a request that was not accepted: it returns to the queue, and this was no attempt."""
 
 UNCERTAIN = frozenset({502, 504})
-"""Statuses that leave open whether the model computed it."""
+"""Statuses after which the model may have computed it."""
 
 
 class Flight:
-    """One task on its way."""
+    """One task under way."""
 
     __slots__ = ("_runner", "call", "task", "timer")
 
@@ -59,11 +59,11 @@ class Flight:
         self.timer: asyncio.TimerHandle | None = None
 
     def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
-        """Take the answer, the model's or a refusal."""
+        """Take the answer: the model's, or a refusal."""
         self._runner.landed(self, Answer(status, [*forwardable(headers)], bytes(body)))
 
     def failed(self, error: UpstreamError) -> None:
-        """Take that the connection to the sidecar itself broke, as when it ends."""
+        """Handle a broken connection to the sidecar itself, as when it ends."""
         self._runner.lost(self, error)
 
     def stop(self) -> None:
@@ -75,7 +75,7 @@ class Flight:
 
 
 class Runner:
-    """Hands out tasks while there is headroom. ``look`` returns what was counted so far."""
+    """Starts tasks while there is headroom. ``look`` returns the counts so far."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Runner:
         self.headroom = Headroom(config.jobs.max_in_flight)
         self.configure(config)
         self.stopping = False
-        """Nothing is started any more."""
+        """Whether no more tasks are started."""
         self.flights: dict[int | Place, Flight] = {}
         self._settings, self._bodies = config.jobs, config.bodies
         self._writer, self._store, self._batches = writer, store, batches
@@ -101,7 +101,7 @@ class Runner:
         self._clock = asyncio.get_running_loop().time
         self._outcomes: list[Outcome] = []
         self._places = 0
-        """Places given since batches had their share."""
+        """Tasks started since batches last had their share."""
         self._closing = False
         self._wanted = asyncio.Event()
         self._pool: Pool | None = None
@@ -112,7 +112,7 @@ class Runner:
         self.headroom.allowed = 1 - config.policy.slo.percentiles[-1][0]
 
     async def listen(self, server: Server) -> None:
-        """Open the way into the data port: a socket without a file, that only this pod sees."""
+        """Open a connection to the data port: a socket without a file, visible only in this pod."""
         path = f"\0carpool-{secrets.token_hex(16)}"
         await server.listen_unix(path)
         self._pool = Pool(
@@ -123,7 +123,7 @@ class Runner:
         )
 
     def wake(self) -> None:
-        """There may be something to run."""
+        """Wake the loop: there may be something to run."""
         self._wanted.set()
 
     def cancel(self, of: int | Place) -> None:
@@ -145,7 +145,7 @@ class Runner:
             if self._outcomes or (room and more):
                 more = await self._turn(room)
                 continue
-            # What waits may begin as soon as the device has time. Where nothing waits, what comes wakes us.
+            # Waiting tasks may begin as soon as the device has time. If none waits, a new one wakes the loop.
             waits = self._store.totals["queued"] or self._store.totals["lines"]
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK if waits or sweeping else SWEEP):
@@ -153,9 +153,9 @@ class Runner:
             more = True
 
     async def close(self) -> None:
-        """Cut what is under way, and keep what was answered.
+        """Abort tasks under way, and store the answers received.
 
-        What was cut is found running by the next process, which says so.
+        The next process finds the aborted ones running, and reports them.
         """
         self.stopping = True
         if self._pool is not None:
@@ -180,11 +180,11 @@ class Runner:
         self._ended(flight, Outcome(of, answer, reason, again=uncertain and self.idempotent))
 
     def lost(self, flight: Flight, error: UpstreamError) -> None:
-        """Take that there is no answer."""
+        """Handle a missing answer."""
         if error.kind == "too-large":
             self._ended(flight, Outcome(flight.task.of, None, "too-large"))
         elif self.stopping:
-            self._drop(flight.task.of)  # as if the process had been killed: the next one takes it up
+            self._drop(flight.task.of)  # as if the process had been killed: the next one recovers it
         elif error.kind == "refused":
             self.headroom.refused(flight.task.call.path, 0.0, self._clock())
             self._ended(flight, Outcome(flight.task.of, None, "connection-refused", again=True, reached=False))
@@ -197,7 +197,7 @@ class Runner:
             self.wake()
 
     def _drop(self, of: int | Place) -> bool:
-        """Have a task under way no longer; return whether it was."""
+        """Remove a task from those under way; return whether it was one."""
         flight = self.flights.pop(of, None)
         if flight is not None:
             flight.stop()
@@ -206,7 +206,7 @@ class Runner:
     # ------------------------------------------------------------------------------------------------- the store
 
     async def _turn(self, room: int) -> bool:
-        """Keep what was answered, take what is next and send it; return whether there may be more."""
+        """Store the answers, claim the next tasks and send them; return whether there may be more."""
         outcomes, self._outcomes = self._outcomes, []
         try:
             rest = self.headroom.rest((flight.task.call.path for flight in self.flights.values()), self._clock())
@@ -215,7 +215,7 @@ class Runner:
             self._outcomes = outcomes + self._outcomes
             self._log.exception("jobs.path can't be written; no job is started until it can")
             if self._closing:
-                self._outcomes = []  # the next process finds them running, and says so
+                self._outcomes = []  # the next process finds them running, and reports them
             else:
                 await asyncio.sleep(1.0)
             return False
@@ -239,7 +239,7 @@ class Runner:
         return tasks
 
     async def _sweep(self) -> bool:
-        """Forget what was kept long enough; return whether there is more of it."""
+        """Delete what was kept long enough; return whether there is more."""
         try:
             return await self._writer.do(lambda: self._store.sweep(time()) | self._batches.sweep(time()))
         except Exception:  # noqa: BLE001 - likewise
@@ -254,7 +254,7 @@ class Runner:
             headers.append((b"authorization", self._credential))
         if call.body or call.method not in {"GET", "DELETE"}:
             headers.append(content_length(len(call.body)))
-        # The timer ends it. The header, one millisecond later, has no batch formed for a request that will be late.
+        # The timer ends it. The header's deadline is one millisecond later and keeps late requests out of batches.
         left = max(0.0, task.expires - time())
         milliseconds = b"%d" % (left * 1000 + 1)
         headers += [(b"host", b"localhost"), (PRIORITY, b"batch"), (b"x-request-timeout-ms", milliseconds)]
@@ -262,5 +262,5 @@ class Runner:
         flight = self.flights[task.of] = Flight(self, task)
         expired = Outcome(task.of, None, "expired")
         flight.timer = asyncio.get_running_loop().call_later(left, self._ended, flight, expired)
-        # Until then it may take as long as the model does: `upstream.timeout` is kept by the data port.
+        # Until then the model may take any time: the data port enforces `upstream.timeout`.
         flight.call = self._pool.send(head, call.body, flight, timeout=NEVER)

@@ -1,4 +1,4 @@
-"""How jobs, files and batches look to callers. Pure."""
+"""The JSON of jobs, files and batches for callers. Pure."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from carpool_sidecar.jobs.database import Database
 
 OVERHEAD = 512
-"""Bytes that a job counts for beside its body and its answer."""
+"""Bytes counted for a job in addition to its body and its answer."""
 
 MOST_ATTEMPTS = 3
 """Times that a request may reach the model, if no answer comes back."""
 
 MOST_INTERRUPTED = 5
-"""Times that it may be running when the process ends: one that ends the process must not do so for ever."""
+"""Times that it may be running when the process ends: a job that crashes the process must not do so forever."""
 
 PURGED = 2000
 """Rows that one sweep deletes at most: some 20 ms."""
@@ -36,7 +36,7 @@ _headers = msgspec.json.Decoder(list[tuple[str, str]])
 
 
 class Cancelled(NamedTuple):
-    """A job as it is now. ``running``: its number, if it was under way; ``forgotten``: it had ended before."""
+    """A job after a cancellation. ``running``: its number, if it was under way; ``forgotten``: it had ended before."""
 
     job: Job
     running: int | None
@@ -60,13 +60,13 @@ class Store:
         self.totals = dict(self._run(f"SELECT name, value FROM totals UNION ALL SELECT 'lines', ({lines})").fetchall())  # noqa: S608 - our own text
 
     def owner(self, authorization: bytes | None) -> bytes | None:
-        """Return what is kept of a credential: a hash that nobody without the file's key can compare."""
+        """Return the stored form of a credential: a hash that can't be compared without the file's key."""
         if not authorization:
             return None
         return hmac.digest(self._key, authorization, hashlib.sha256)
 
     def check_room(self, size: int, what: str) -> None:
-        """Refuse what has no room."""
+        """Refuse a request that there is no room for."""
         most = int(self._settings.max_bytes)
         if size > most:
             raise Refused(413, "jobs-too-large", f"{what} of {size} bytes never fits: raise jobs.maxBytes ({most})")
@@ -106,7 +106,7 @@ class Store:
         return _job(row)
 
     def listed(self, owner: bytes, after: str | None, limit: int) -> tuple[list[Job], bool]:
-        """Return an owner's jobs, newest first, behind the one named ``after``; and whether there are more."""
+        """Return an owner's jobs, newest first, following the one named ``after``; and whether there are more."""
         before = 2**62
         if after is not None:
             row = self._run("SELECT seq FROM jobs WHERE id = ? AND owner = ?", (after, owner)).fetchone()
@@ -131,7 +131,7 @@ class Store:
         return job, Answer(job.status, pairs, row[1])
 
     def cancel(self, identity: str, now: float) -> Cancelled:
-        """Cancel a job, or forget one that has ended."""
+        """Cancel a job, or delete one that has ended."""
         job = self.get(identity)
         sequence: int = self._run("SELECT seq FROM jobs WHERE id = ?", (identity,)).fetchone()[0]
         if job.state not in _OPEN:
@@ -143,7 +143,7 @@ class Store:
     def claim(self, most: int, now: float, rest: Rest = ANY) -> list[Task]:
         """Mark the next jobs as running and return them; they are sent once that is on disk.
 
-        Jobs of one path are taken in order. Some may be left that could be taken: the next claim takes them.
+        Jobs of one path are taken in order. Some that could be taken may be left for the next claim.
         """
         rows = self._run(
             "SELECT seq, method, target, headers, expires FROM jobs WHERE state = 'queued'"
@@ -168,7 +168,7 @@ class Store:
         return tasks
 
     def finish(self, outcome: Outcome, now: float) -> None:
-        """Keep what became of a job; one that was cancelled meanwhile stays so."""
+        """Store the outcome of a job; one that was cancelled meanwhile stays cancelled."""
         row = self._run("SELECT state, expires, attempts FROM jobs WHERE seq = ?", (outcome.of,)).fetchone()
         if row is None or row[0] != State.RUNNING:
             return
@@ -193,7 +193,7 @@ class Store:
         self._end(outcome.of, State.DONE if good else State.FAILED, reason, now)
 
     def recover(self, now: float, *, idempotent: bool) -> int:
-        """Take up jobs that were running when the process ended: nobody knows whether the model computed them."""
+        """Recover jobs that were running when the process ended: the model may or may not have computed them."""
         running = self._run("SELECT seq, attempts FROM jobs WHERE state = 'running'").fetchall()
         for sequence, attempts in running:
             if idempotent and attempts < MOST_INTERRUPTED:
@@ -203,7 +203,7 @@ class Store:
         return len(running)
 
     def sweep(self, now: float) -> bool:
-        """Forget what was kept long enough, and end what has expired; return whether there is more to do."""
+        """Delete what was kept long enough, and end what has expired; return whether there is more to do."""
         keep = now - float(self._settings.keep_for)
         old = self._run("SELECT seq FROM jobs WHERE ended <= ? LIMIT ?", (keep, PURGED)).fetchall()
         for (sequence,) in old:

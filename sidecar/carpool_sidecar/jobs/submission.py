@@ -1,4 +1,4 @@
-"""What a caller submits as a job, read and judged. Pure."""
+"""Reads and checks a caller's submission of a job. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Buffer
 
 OURS = ("/v1/jobs", "/v1/files", "/v1/batches")
-"""Paths that are served here, and can't be a job's."""
+"""Paths that the sidecar serves itself: no job may use them."""
 
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 
 CREDENTIALS = frozenset(
     {"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-auth-token", "x-goog-api-key"}
 )
-"""Headers that a job may not have: they would be on disk for as long as the job is."""
+"""Headers that a job may not have: they would be on disk as long as the job."""
 
 MOST_HEADERS, LONGEST_TARGET, LONGEST_HEADERS = 64, 4096, 8192
 
@@ -36,7 +36,7 @@ _VALUE = re.compile(FIELD_TEXT.decode("latin-1"))
 
 
 class Submission(Struct, frozen=True, forbid_unknown_fields=True):
-    """A job as it is submitted. ``body``: any JSON, sent as it is written; ``base64``: bytes."""
+    """A submitted job. ``body``: any JSON, sent unchanged; ``base64``: bytes."""
 
     path: str
     method: str = "POST"
@@ -74,7 +74,7 @@ def read(text: Buffer) -> Call:
 
 
 def check_path(target: str) -> None:
-    """Raise ``Refused`` for what is no path of the model's."""
+    """Raise ``Refused`` unless the target is a path of the model's."""
     if _TARGET.fullmatch(target) is None or len(target) > LONGEST_TARGET:
         raise _wrong(f"path {target[:80]!r}: write the path of a request, e.g. /v1/models/m:predict")
     path = target.partition("?")[0]

@@ -1,4 +1,4 @@
-"""A file on its way in: piece by piece onto the disk, at the disk's pace."""
+"""The upload of a file: written to disk piece by piece, at the disk's pace."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from carpool_sidecar.jobs.handling import Handling
 
 AHEAD = 8
-"""Pieces that wait for the disk before the client is held."""
+"""Pieces that may wait for the disk before the client is paused."""
 
 LONGEST_FIELD = 1024
-"""Bytes of a field that is no file."""
+"""Most bytes of a field that is no file."""
 
 
 class Upload(Aside):
     """The sink of one upload, and its exchange's context."""
 
     def __init__(self, desk: Desk, exchange: Exchange, handling: Handling, kind: bytes, owner: bytes | None) -> None:
-        """Begin an upload; raises ``Refused`` where the request is no form, or has no room."""
+        """Begin an upload; raises ``Refused`` if the request is no form, or there is no room."""
         try:
             self._form = Form(kind)
         except FormError as error:
@@ -79,16 +79,16 @@ class Upload(Aside):
             done.add_done_callback(self._completed)
 
     def aborted(self) -> None:
-        """Forget what came: the rest will not."""
+        """Drop what was received: the rest will not come."""
         self._drop()
 
     # Called by the application
 
     def request(self) -> None:
-        """Nothing is buffered, so that this is not called."""
+        """Never called: nothing is buffered."""
 
     def cancel(self) -> None:
-        """Forget it: the client is gone."""
+        """Drop the upload: the client is gone."""
         self._drop()
 
     # Inside
@@ -138,7 +138,7 @@ class Upload(Aside):
     def _completed(self, done: asyncio.Future[Any]) -> None:
         self._stored(done)
         if self._failure is not None:
-            # All pieces were stored, or not, before: the first of these failures says why.
+            # All earlier pieces have been stored or have failed; the first failure says why.
             self._over = False
             self._refuse(self._failure)
         else:
@@ -155,12 +155,12 @@ class Upload(Aside):
         self._over = True
         if self._begun:
             batches, file = self._desk.batches, self._file
-            # Where the disk fails here, too, the next start forgets it.
+            # If the disk fails here too, the next start deletes it.
             self._desk.writer.do(lambda: batches.drop_file(file)).add_done_callback(asyncio.Future.exception)
 
 
 class Content:
-    """What a file holds, cut into pieces of one size."""
+    """A file's content, cut into pieces of one size."""
 
     def __init__(self) -> None:
         self.size = 0

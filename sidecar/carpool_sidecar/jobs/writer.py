@@ -1,7 +1,7 @@
-"""The one thread that touches the database: the event loop hands it work and goes on.
+"""The only thread that uses the database: the event loop hands it work and goes on.
 
-All work that waits goes into one transaction, so one wait for the disk serves all of it. Whoever asked is answered
-when the transaction has reached the disk, and not before.
+All waiting work goes into one transaction, so one wait for the disk serves all of it. Callers get their result only
+after the transaction has reached the disk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Writer:
         return future
 
     async def close(self) -> None:
-        """Do what was asked for so far, then end the thread."""
+        """Finish the work queued so far, then end the thread."""
         self._queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
@@ -75,11 +75,11 @@ class Writer:
                 run("RELEASE one")
             run("COMMIT")
             self._committed()
-        except Exception as error:  # noqa: BLE001 - the disk is full, or gone: none of it was done
+        except Exception as error:  # noqa: BLE001 - the disk is full or gone: nothing was written
             with suppress(Exception):
                 run("ROLLBACK")
             results = [(False, error)] * len(jobs)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed: no one waits
             self._loop.call_soon_threadsafe(_deliver, jobs, results)
 
 

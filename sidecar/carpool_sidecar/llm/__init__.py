@@ -1,1 +1,1 @@
-"""A language model served here: OpenVINO GenAI computes in a process of its own, behind OpenAI's API."""
+"""A language model served here: OpenVINO GenAI computes in its own process, behind OpenAI's API."""

@@ -1,4 +1,4 @@
-"""OpenAI's API over one engine: requests become messages to the process that computes, its replies become answers."""
+"""OpenAI's API over one engine: requests become messages to the computing process, its replies become answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Request:
 
 
 class EngineApp:
-    """What the engine's server calls. ``send`` passes messages on to the process that computes."""
+    """The application of the engine's server. ``send`` sends messages to the computing process."""
 
     def __init__(self, model: str, send: Callable[[Message], None], *, rng: random.Random) -> None:
         self._model = model
@@ -116,7 +116,7 @@ class EngineApp:
             exchange.respond(status, [_JSON], body)
 
     def _drop(self, request: _Request) -> bool:
-        """Compute its choices no more; return whether there was one."""
+        """Stop computing its choices; return whether there was one."""
         live = [key for key in request.keys if self._requests.pop(key, None) is not None]
         for key in live:
             self._send(Cancel(key))
@@ -140,7 +140,7 @@ class EngineApp:
             self.cancelled += 1
 
     def request(self, exchange: Exchange) -> None:
-        """Answer a request: what generates as it is computed, all else at once."""
+        """Answer a request: generation as it is computed, everything else at once."""
         path = exchange.path
         if path in {CHAT, TEXT}:
             if exchange.method == b"POST":
@@ -179,9 +179,9 @@ class EngineApp:
             self._send(msgspec.structs.replace(add, key=key))
 
     def metrics(self) -> bytes:
-        """Say how the engine is, in vLLM's names: the gate, dashboards and gateways know them."""
+        """Return the engine's metrics under vLLM's names, which the gate, dashboards and gateways know."""
         labels = f'{{engine="0",model_name="{self._model}"}}'
-        # Those sent since the last step wait, too.
+        # Requests sent since the last step wait, too.
         running = min(self._last.running, len(self._requests))
         facts = (
             ("num_requests_running", "gauge", running),

@@ -1,4 +1,4 @@
-"""What goes between the engine's server and the process that computes: length-prefixed MessagePack."""
+"""Messages between the engine's server and the computing process: length-prefixed MessagePack."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Add(Struct, tag=True, frozen=True):
 
 
 class Cancel(Struct, tag=True, frozen=True):
-    """Stop computing an answer; no more is said of it."""
+    """Stop computing an answer; no more replies are about it."""
 
     key: int
 
@@ -95,7 +95,7 @@ class Piece(Struct, frozen=True, array_like=True):
 
 
 class Stepped(Struct, tag=True, frozen=True):
-    """What one step of the engine gave, and how it is now; ``kv_share`` of its KV cache is in use."""
+    """The output of one step of the engine, and its state; ``kv_share``: share of its KV cache in use."""
 
     pieces: list[Piece]
     running: int
@@ -116,12 +116,12 @@ def frame(message: Message | Reply) -> bytes:
 
 
 def read_message(body: bytes) -> Message:
-    """Read what ``frame`` made of a message to the computing process, its length taken off."""
+    """Decode a message to the computing process, without its length."""
     message: Message = _messages.decode(body)
     return message
 
 
 def read_reply(body: bytes) -> Reply:
-    """Read what ``frame`` made of a reply, its length taken off."""
+    """Decode a reply, without its length."""
     reply: Reply = _replies.decode(body)
     return reply

@@ -1,4 +1,4 @@
-"""What a model file says of itself before it is loaded: its context, and the size of a token in the KV cache.
+"""Metadata of a model file, read before it is loaded: its context, and the size of a token in the KV cache.
 
 GGUF's header (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), or an OpenVINO folder's ``config.json``.
 """
@@ -20,7 +20,7 @@ FIELD = "llm.path"
 """The field that names the file."""
 
 CONTEXT = 4096
-"""Tokens of prompt and answer, where a model doesn't say how many it takes."""
+"""Tokens of prompt and answer, if the model doesn't state its limit."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
@@ -35,16 +35,16 @@ _MOST_VALUES = 1 << 24
 
 
 class Described(NamedTuple):
-    """What is known of a model. ``kv_token_bytes``: of one token in the KV cache at 16 bits; 0 if it is not said."""
+    """A model's metadata. ``kv_token_bytes``: of one token in the KV cache at 16 bits; 0 if unknown."""
 
     context: int
     kv_token_bytes: int
 
 
 def describe(path: Path) -> Described:
-    """Read what a model says.
+    """Read a model's metadata.
 
-    Raises ``PolicyError`` where it is no model that can be served.
+    Raises ``PolicyError`` if the model can't be served.
     """
     if path.is_dir():
         return _folder(path)

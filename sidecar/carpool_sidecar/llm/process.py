@@ -1,4 +1,4 @@
-"""The engine's server as the sidecar sees it: a process of its own, and the upstream that it is."""
+"""The engine's server as seen by the sidecar: a child process that is also its upstream."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class EngineProcess:
             pause, began = min(2 * pause, LONGEST_PAUSE), loop.time()
 
     def close(self) -> None:
-        """Let go of the socket; ``run`` has ended before."""
+        """Remove the socket; ``run`` has ended before."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _run_once(self) -> bool:

@@ -1,4 +1,4 @@
-"""The process that computes: OpenVINO GenAI's continuous batching, step by step.
+"""The computing process: OpenVINO GenAI's continuous batching, step by step.
 
 ``python -m carpool_sidecar.llm.worker CONFIG``: requests on standard input, answers on standard output (see
 ``messages``). It ends with its input. A process of its own, since a step holds Python's lock: 50 ms with a model of
@@ -102,7 +102,7 @@ class _Live:
 
 
 class Worker:
-    """All answers under way on one machine. Methods return what to say."""
+    """All answers under way on one machine. Methods return the replies to send."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -132,7 +132,7 @@ class Worker:
         return Accepted(message.key, len(ids))
 
     def step(self) -> Iterator[Reply]:
-        """Compute a step; give what it brought."""
+        """Compute a step; yield its results."""
         self._machine.step()
         # 1. What is new, and its text: of all answers at once, since that is one run of the detokenizer
         new = []
@@ -337,7 +337,7 @@ def _write(sink: int, data: bytes) -> None:
 
 def main(argument: str) -> int:
     """Load the model and serve; returns the exit code."""
-    # What the runtime prints is no message.
+    # Text that the runtime prints must not mix with messages.
     sink = os.dup(1)
     os.dup2(2, 1)
     config = msgspec.json.decode(argument, type=Llm)

@@ -1,4 +1,4 @@
-"""The server's end of the pipes to the process that computes: starts it, again when it ends, and never waits for it."""
+"""The server's end of the pipes to the computing process: starts it, restarts it, and never waits for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CannotLoadError(Exception):
 class WorkerLink(ChildProcess):
     """Keeps one computing process running; ``run`` raises ``CannotLoadError``.
 
-    ``heard`` gets each reply; ``lost`` is called when a process has ended: it answers nothing more of what it had.
+    ``heard`` is called with each reply; ``lost`` when a process has ended: its requests get no more replies.
     """
 
     name = "the engine's process"
@@ -53,5 +53,5 @@ class WorkerLink(ChildProcess):
         self._lost()
 
     def send(self, message: Message) -> None:
-        """Pass a message on; without a process it is dropped, since ``lost`` was called for what it was about."""
+        """Send a message; without a process it is dropped, since ``lost`` was called for its request."""
         self._write(frame(message))

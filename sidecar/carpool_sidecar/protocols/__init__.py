@@ -24,7 +24,7 @@ _V2 = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([^/?#]+))?/infer(?:\?.*)?"
 
 
 def route(target: bytes) -> Endpoint | None:
-    """Name the endpoint of a ``POST`` target such as ``/v2/models/m/infer``; None for what is forwarded untouched."""
+    """Return the endpoint of a ``POST`` target such as ``/v2/models/m/infer``; None: it is forwarded unchanged."""
     found = _V1.fullmatch(target) or _V2.fullmatch(target)
     if found is None:
         return None

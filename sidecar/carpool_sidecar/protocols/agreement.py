@@ -1,11 +1,11 @@
-"""Whether two answers to the same rows agree: one that the rows got alone, and one that they got in a batch.
+"""Whether two answers to the same rows agree: one without batching, and one in a batch.
 
-What has to be equal: the outputs, their datatypes, trailing shapes and structure, texts, booleans and integers. Numbers
-with a fraction, and 8-bit ones, which are rounded numbers, may lie apart by a share of the largest number of their row:
-sums of floats come out differently in the last bits in a batch. NaN equals NaN.
+These must be equal: the outputs, their datatypes, trailing shapes and structure, texts, booleans and integers. Numbers
+with a fraction, and 8-bit ones, which are rounded numbers, may differ by a share of the largest number of their row:
+in a batch, sums of floats differ in the last bits. NaN equals NaN.
 
-The work is bounded. Equal bytes agree at once; of large rows a part is compared, the same of both. Nothing here needs
-numpy, which the sidecar does without.
+The work is bounded. Equal bytes agree at once; of large rows the same part of both is compared. Nothing here needs
+numpy, which the sidecar does not depend on.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.common import Message
 
 ELEMENTS = 16384
-"""Elements that are compared at most at a time, over all rows and outputs: 1 ms of binary data, 5 ms of JSON."""
+"""Most elements compared at a time, over all rows and outputs: 1 ms of binary data, 5 ms of JSON."""
 
 TEXT = 16
-"""Bytes of JSON that are read at most for each of them."""
+"""Most bytes of JSON read for each of them."""
 
 SMALL = 1e-3
-"""Share of the largest number an output was seen to have, below which a row's own largest number is no measure: a logit
-near 0 is a difference of large sums, and 1 % of it is less than their rounding."""
+"""Share of the largest number ever seen in an output, below which a row's own largest number is too small a scale: a
+logit near 0 is a difference of large sums, and 1 % of it is less than their rounding."""
 
 Scales: TypeAlias = dict[str, float]
-"""The largest absolute number seen by output: kept by who compares, and added to here."""
+"""The largest absolute number seen, by output: kept by the caller, and updated here."""
 
 _HEADER_LENGTH = b"inference-header-content-length"
 _FLOATS = {"FP16": "e", "FP32": "f", "FP64": "d"}
@@ -62,7 +62,7 @@ class Difference(NamedTuple):
 
 
 class Tolerance:
-    """How far numbers may lie apart: a ``share`` (0.01 is 1 %) of the largest number of their row."""
+    """How much numbers may differ: by a ``share`` (0.01 is 1 %) of the largest number of their row."""
 
     __slots__ = ("scales", "share")
 
@@ -71,7 +71,7 @@ class Tolerance:
         self.scales: Scales = {} if scales is None else scales
 
     def of(self, output: str, own: float) -> float:
-        """Return the difference allowed between numbers of a row, of which ``own`` is the largest, alone."""
+        """Return the difference allowed between numbers of a row; ``own``: its largest without batching."""
         seen = self.scales[output] = max(self.scales.get(output, 0.0), own)
         return self.share * max(own, SMALL * seen)
 
@@ -191,7 +191,7 @@ def _columns(name: str, alone: _Column, batched: _Column, tolerance: Tolerance, 
     count, width = alone.shape[0], prod(alone.shape[1:])
     if alone.is_binary:
         return _binary(name, alone, batched, tolerance, elements)
-    # JSON data, flat or nested: its leaves in order, from both ends where they are many.
+    # JSON data, flat or nested: its leaves in order, from both ends if there are many.
     total = prod(alone.shape)
     try:
         parts = [_ends(bytes(each.data), TEXT * elements) for each in (alone, batched)]
@@ -257,7 +257,7 @@ def _texts(output: str, alone: bytes, batched: bytes, limit: int, tolerance: Tol
         (head, tail), (other_head, other_tail) = (_ends(text, limit) for text in (alone, batched))
     except _TooLarge:
         return _unread(len(alone), len(batched))
-    # Of what is not read only the size is compared: hidden states may have been padded with their inputs.
+    # For the parts not read only the size is compared: hidden states may have been padded with their inputs.
     sizes = [f"{text.count(b',') + 1} elements" for text in (alone, batched)]
     if sizes[0] != sizes[1]:
         return sizes[0], sizes[1]
@@ -267,11 +267,11 @@ def _texts(output: str, alone: bytes, batched: bytes, limit: int, tolerance: Tol
 
 
 class _TooLarge(Exception):  # noqa: N818 - a finding, not an error
-    """More text than is read, and not of numbers alone, so that no part of it can be compared."""
+    """The text is too large to read, and has more than numbers, so no part of it can be compared."""
 
 
 def _ends(text: bytes, limit: int) -> tuple[list[Any], list[Any]]:
-    """Decode nested arrays of numbers into their leaves; of large ones what begins and what ends within ``limit``.
+    """Decode nested arrays of numbers into their leaves; of large ones only both ends, within ``limit``.
 
     The end counts as much as the beginning: a model without a mask may show padding in the last position alone.
     """
@@ -319,7 +319,7 @@ def _values(
     *,
     rounded: bool = False,
 ) -> tuple[str, str] | None:
-    """Compare two JSON values; what each has where they differ first, for people, or None."""
+    """Compare two JSON values; return both texts at the first difference, for messages, or None."""
     if _is_number(alone) and _is_number(batched):
         alone, batched = [alone], [batched]
     match alone, batched:
@@ -385,7 +385,7 @@ def _outline(value: Any) -> Any:  # noqa: ANN401 - nested lists as deep as the v
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401 - any JSON
-    """Name a value in a sentence. Texts are the callers' own: they are not shown."""
+    """Return a value for a message. Texts are callers' data and are not shown."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):

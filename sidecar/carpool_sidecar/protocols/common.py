@@ -1,6 +1,6 @@
-"""What the driver and the batcher need to know of a request, whatever its protocol.
+"""The protocol-independent form of requests and answers, for the driver and the Batcher.
 
-A codec is five pure functions of bytes: ``parse`` a request, ``fit`` it into a length bucket where its model has a
+A codec is five pure functions of bytes: ``parse`` a request, ``fit`` it into a length bucket if its model has a
 sequence axis, ``merge`` requests into one, ``split`` the answer into pieces, ``assemble`` a request's pieces into its
 own answer. Nothing here reads a clock or a socket, and nothing takes more than a few milliseconds
 (:mod:`carpool_sidecar.protocols.limits`).
@@ -28,18 +28,18 @@ LONGEST_WHY = 240
 """Characters of an explanation: parts of it are the caller's."""
 
 JOINED = 2**16
-"""Bytes up to which a text is put together: 64 KiB take about 5 us to copy, and another part as long to send."""
+"""Bytes up to which a text is joined: copying 64 KiB takes about 5 us, as long as sending another part."""
 
 # Longer parts of keys are kept as their digest: a 224x224 image has 150 kB of commas.
 _LONGEST_IN_KEY = 256
 
 
 UNREADABLE = "malformed"
-"""The reason of a ``WrongRows`` that is about the answer's text, not about how many rows it has."""
+"""The reason of a ``WrongRows`` about the answer's text, not its number of rows."""
 
 
 class WrongRows(Exception):  # noqa: N818 - the field's word for it
-    """The upstream's answer cannot be shared out by rows: 502, and the model is quarantined from batching."""
+    """The upstream's answer cannot be split by rows: 502, and the model is quarantined from batching."""
 
     status: ClassVar[int] = 502
 
@@ -49,14 +49,14 @@ class WrongRows(Exception):  # noqa: N818 - the field's word for it
 
 
 class TooLarge(WrongRows):
-    """The answer is larger than what may be looked at: a smaller batch's may be shared out."""
+    """The answer is larger than the limit for reading: a smaller batch's answer may be split."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason="limits")
 
 
 class Endpoint(NamedTuple):
-    """Where an inference request goes. ``target`` is the request target as it came, query included."""
+    """The endpoint of an inference request. ``target`` is the unchanged request target, query included."""
 
     protocol: Literal["v1", "v2"]
     model: str
@@ -65,19 +65,19 @@ class Endpoint(NamedTuple):
 
 
 class Parsed(Generic[State]):
-    """One inference request, read as far as it can be.
+    """One inference request, as far as it can be read.
 
     ``key``: equal for requests that may share a batch, and for no others.
     ``rows``: size along the batch axis.
     ``tokens``: payload elements, for token budgets (V1: leaves; V2: elements of the largest input).
-    ``alone``: why it is not batched but forwarded as it came (a reason code), or None. ``why``: the same in a sentence,
-    where the code doesn't say it all.
-    ``expansion``: bytes that are held beside the body.
-    ``form``: what a model may treat differently: all of the key but headers, target and shapes. Requests of one form
+    ``alone``: why it is not batched but forwarded unchanged (a reason code), or None. ``why``: details in a sentence,
+    if the code leaves something open.
+    ``expansion``: bytes held in addition to the body.
+    ``form``: what a model may treat differently: the key without headers, target and shapes. Requests of one form
     are verified together, see :mod:`carpool_sidecar.verification`.
-    ``first_by_protocol``: True where the protocol itself says that dim 0 is the batch (V1 ``instances``). Otherwise the
+    ``first_by_protocol``: True if the protocol itself defines dim 0 as the batch (V1 ``instances``). Otherwise the
     model's batch axis has to be known before merging, see :mod:`carpool_sidecar.protocols.models`.
-    ``fit``: its length bucket, of a model with a sequence axis; None before it was asked for, and for all others.
+    ``fit``: its length bucket, for a model with a sequence axis; None before it was computed, and for all others.
     ``timeout_s``, ``priority``: Triton's request parameters, as the caller gave them (1 is the most urgent; 0 and None
     are the default).
     """
@@ -126,7 +126,7 @@ class Parsed(Generic[State]):
 
 
 class Portion(NamedTuple):
-    """Rows ``start`` to ``stop`` of one request; a request larger than the batch travels in several."""
+    """Rows ``start`` to ``stop`` of one request; a request larger than a batch has several portions."""
 
     parsed: Parsed[Any]
     start: int
@@ -142,7 +142,7 @@ class Piece(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A body to send, in parts to write one after the other, with the headers that the codec owns.
+    """A body to send, in parts to write in order, with the headers that the codec sets.
 
     These headers replace any of the same name (``inference-header-content-length``).
     """
@@ -155,40 +155,40 @@ class Codec(Protocol):
     """The five functions of a protocol."""
 
     def parse(self, endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits) -> Parsed[Any]:
-        """Read a request. Never refuses: what can't be read, or is too large for that, is ``alone``."""
+        """Read a request. Never refuses: a request that can't be read, or is too large, is ``alone``."""
 
     def fit(self, parsed: Parsed[Any], sequence: SequenceAxis) -> Fit:
-        """Find the length of a request that may be batched, and the key of those that it may be padded to."""
+        """Find the length of a request that may be batched, and the key of requests that it may be padded with."""
 
     def merge(self, portions: Sequence[Portion]) -> Message:
-        """One request out of portions with equal keys, rows in the order of the portions.
+        """Merge portions with equal keys into one request, rows in the order of the portions.
 
-        Where their keys are those of ``Fit``, rows are padded to the longest.
+        If their keys are those of ``Fit``, rows are padded to the longest.
         """
 
     def split(self, portions: Sequence[Portion], headers: Headers, body: Buffer, limits: Limits) -> list[Piece]:
-        """One piece a portion out of the answer to ``merge(portions)``; :class:`WrongRows` if it does not fit them.
+        """Split the answer to ``merge(portions)`` into one piece per portion; :class:`WrongRows` if it does not fit.
 
         Outputs that have the padded length are cut back to each portion's own.
         """
 
     def assemble(self, parsed: Parsed[Any], pieces: Sequence[Piece]) -> Message:
-        """Put together the answer to one request from its pieces, in the order of its rows."""
+        """Assemble the answer to one request from its pieces, in the order of its rows."""
 
 
 def alone(endpoint: Endpoint, facts: Facts, body: Buffer, reason: str, why: str = "") -> Parsed[None]:
-    """Describe a request that is forwarded as it came, counted as one row."""
+    """Describe a request that is forwarded unchanged, counted as one row."""
     key = b"\x00".join((endpoint.protocol.encode(), endpoint.target, facts.key, b"alone"))
     return Parsed(endpoint, key, 1, len(body), 1, None, reason, why[:LONGEST_WHY])
 
 
 def joined(parts: list[Buffer]) -> list[Buffer]:
-    """Join the parts of a text, unless it is so long that they are better sent one after the other."""
+    """Join the parts of a text, unless it is so long that sending them one by one is faster."""
     return [b"".join(parts)] if sum(map(len, parts)) <= JOINED else parts
 
 
 def short(text: bytes) -> bytes:
-    """Return what may stand for a part of a key: the text itself, or its digest where that is shorter."""
+    """Return a part of a key: the text itself, or its digest if that is shorter."""
     return text if len(text) <= _LONGEST_IN_KEY else b"#" + blake2b(text, digest_size=32).hexdigest().encode()
 
 
@@ -198,7 +198,7 @@ def total_rows(portions: Sequence[Portion]) -> int:
 
 
 def longest(portions: Sequence[Portion]) -> int:
-    """Return the length that the rows of a batch are padded to; 0: they are sent as they came."""
+    """Return the length that the rows of a batch are padded to; 0: they are sent unchanged."""
     first = portions[0].parsed
     if first.fit is None or all(portion.parsed.key == first.key for portion in portions):
         return 0
@@ -206,9 +206,9 @@ def longest(portions: Sequence[Portion]) -> int:
 
 
 def last_padded(portions: Sequence[Portion]) -> tuple[int, bool]:
-    """Return which portion of a batch shows most of what becomes of its rows, and whether its rows were padded.
+    """Return the portion of a batch that is best to verify, and whether its rows were padded.
 
-    The last one, since it must not depend on what went before it; of a padded batch the last that was padded.
+    It is the last one, which must not depend on those before it; in a padded batch the last padded one.
     """
     length = longest(portions)
     if length:
@@ -220,7 +220,7 @@ def last_padded(portions: Sequence[Portion]) -> tuple[int, bool]:
 
 
 def pieces_of(answer: object, portions: Sequence[Portion]) -> list[Piece]:
-    """Share out an answer whose rows are in the order of the portions."""
+    """Split an answer whose rows are in the order of the portions."""
     pieces, at = [], 0
     for _, start, stop in portions:
         end = at + stop - start
@@ -230,7 +230,7 @@ def pieces_of(answer: object, portions: Sequence[Portion]) -> list[Piece]:
 
 
 def check_shareable(fields: dict[str, bytes]) -> None:
-    """Refuse fields of an answer that cannot go to every waiter: an array may hold one row of each caller."""
+    """Refuse an answer's fields that can't be sent to every caller: an array may hold one row of each caller."""
     for name, value in fields.items():
         if not json_scan.without_arrays(value):
             raise WrongRows(f"answer's `{name}` holds an array, which may be other callers' rows", reason="fields")

@@ -1,9 +1,9 @@
-"""Which headers decide what is batched together, and what the others say: one pass over a request's headers.
+"""Request headers, read in one pass: which are part of the batch key, and what the others mean.
 
-All headers belong to the batch key but those in ``IGNORED``, those with an ``IGNORED_PREFIXES`` prefix, those that
-Connection names, and those that the policy names in ``batchAcross``. Ignored ones never reach the upstream with a
-batch, since its requests may differ in them. The others are equal for all requests and are sent. Those of
-``batchAcross`` are sent as the first request of the batch has them.
+All headers belong to the batch key except those in ``IGNORED``, those with an ``IGNORED_PREFIXES`` prefix, those that
+Connection names, and those that the policy names in ``batchAcross``. Ignored ones are not sent with a batch, since its
+requests may differ in them. The key's headers are equal for all requests and are sent. Those of ``batchAcross`` are
+sent with the values of the batch's first request.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ HOP_BY_HOP = frozenset(
 )
 
 DEBUG = b"x-carpool-debug"
-"""A request with this header is told its batch's size and its time in the queue."""
+"""The answer to a request with this header reports its batch's size and its time in the queue."""
 
 PRIORITY = b"x-carpool-priority"
-"""With the value ``batch``, a request fills what interactive ones leave. So does OpenAI's ``service_tier: flex``. Any
-other value names a class of the policy's SLO for token streams."""
+"""With the value ``batch``, a request uses capacity that interactive ones leave; so does OpenAI's ``service_tier:
+flex``. Any other value names a class of the policy's SLO for token streams."""
 
 DEADLINES = frozenset({b"grpc-timeout", b"x-envoy-expected-rq-timeout-ms", b"x-request-timeout-ms"})
 
@@ -105,7 +105,7 @@ IGNORED = (
 IGNORED_PREFIXES = (b"x-b3-", b"x-datadog-", b"x-carpool-")
 
 # Header names seen, as they were spelt, with their lower case and what is done with them. Clients spell a few dozen
-# names; the bound is for those who make them up.
+# names; the bound is for clients that invent them.
 _MAX_NAMES = 1024
 _IGNORE, _KEEP, _READ, _KEEP_AND_READ = range(4)
 _READ_NAMES = DEADLINES | {b"inference-header-content-length", b"connection", DEBUG, PRIORITY}
@@ -118,14 +118,13 @@ _MILLISECONDS = re.compile(rb"\d{1,12}(?:\.\d{1,9})?")
 
 
 class Facts:
-    """What a request's headers say.
+    """The information in a request's headers.
 
-    ``key``: equal for headers that may share a batch. ``shared``: the headers of the request that the batch makes,
-    names in lower case. ``deadline_s``: the least of the deadline headers, seconds from arrival; what can't be read as
-    a time says nothing, as to any server. ``debug``: whether ``DEBUG`` is among them; ``batch``: whether ``PRIORITY``
-    says so. ``clash``: a header that comes
-    twice and says two things, so that nobody knows how the body is to be read; or empty. ``reader``: by whose rules
-    they were read. The others as sent, or empty.
+    ``key``: equal for headers that may share a batch. ``shared``: the headers of the merged request,
+    names in lower case. ``deadline_s``: the least of the deadline headers, seconds from arrival; values that are no
+    time are ignored. ``debug``: whether ``DEBUG`` is among them; ``batch``: whether ``PRIORITY`` has that value.
+    ``clash``: a header that comes twice with two values, so that it is unclear how to read the body; or empty.
+    ``reader``: the rules that they were read by. The others as sent, or empty.
     """
 
     __slots__ = (
@@ -161,8 +160,8 @@ class Facts:
 class Reader:
     """Reads headers. ``across``: names (lower case) in which the requests of a batch may differ.
 
-    One reader is one set of rules: what was read by another has to be read again. ``generation`` tells the keys of one
-    from those of another: requests that wait under former rules, which may carry credentials that their keys leave out,
+    One reader is one set of rules: headers read by another have to be read again. ``generation`` makes the keys of
+    readers differ: requests that wait under earlier rules may have credentials that are not in their keys, and must
     share no batch with later ones.
     """
 
@@ -201,7 +200,7 @@ class Reader:
                         deadline = seconds if deadline is None else min(deadline, seconds)
                 elif found.setdefault(name, value) != value:
                     clash = f"header {name.decode('latin-1')} comes twice, with different values"
-        # Stable: lines of one name keep their order, which has a meaning; lines of different names have none.
+        # Stable: lines of one name keep their order, which matters; the order of different names does not.
         shared.sort(key=itemgetter(0))
         if hop:
             shared = [field for field in shared if field[0] not in hop]
@@ -234,7 +233,7 @@ class Reader:
 
 
 read = Reader().read
-"""Read headers where no policy has named any to batch across."""
+"""Reads headers without any to batch across."""
 
 
 def find(headers: Headers, name: bytes) -> bytes | None:
@@ -243,7 +242,7 @@ def find(headers: Headers, name: bytes) -> bytes | None:
 
 
 def differing(a: bytes, b: bytes) -> list[str]:
-    """Names of the headers in which two keys differ, sorted: what keeps two requests out of one batch."""
+    """Return the names of the headers in which two keys differ, sorted: these prevent a common batch."""
     lines_a, lines_b = (key.split(_PAIR) if key else [] for key in (a, b))
     differing_lines = [line for line in lines_a if line not in lines_b] + [
         line for line in lines_b if line not in lines_a

@@ -1,8 +1,8 @@
-"""JSON taken apart without being converted: every number keeps its digits, every string its escapes.
+"""Splits JSON without converting it: every number keeps its digits, every string its escapes.
 
-msgspec validates the grammar (``Raw`` values included) at about 1.5 GB/s; this module adds what it leaves open: UTF-8,
-duplicate members, limits, and the outline of a value (nesting, sizes, kinds of leaves) by a few passes in C. Time and
-memory are linear in the text, with small factors: nothing here makes an object for each element of a tensor.
+msgspec validates the grammar (``Raw`` values included) at about 1.5 GB/s; this module adds what it does not check:
+UTF-8, duplicate members, limits, and the outline of a value (nesting, sizes, kinds of leaves), in a few passes in C.
+Time and memory are linear in the text, with small factors: no object is made for each element of a tensor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TYPES = {b"{": "an object", b"[": "an array", b'"': "a string", b"t": "a boolea
 
 
 class Malformed(ValueError):  # noqa: N818 - reads as the sentence it starts
-    """Not JSON as RFC 8259 has it, or contradicting itself. The text says where and what.
+    """Not JSON by RFC 8259, or ambiguous. The text says where and what.
 
     ``reason`` is the code under which a request with it is forwarded alone.
     """
@@ -52,13 +52,13 @@ class Malformed(ValueError):  # noqa: N818 - reads as the sentence it starts
 
 
 class Surrogates(Malformed):
-    r"""Valid but for a surrogate escape (``\ud800``) without its other half, which many servers refuse."""
+    r"""Valid except for a surrogate escape (``\ud800``) without its other half, which many servers refuse."""
 
     reason: ClassVar[str] = "surrogates"
 
 
 class Beyond(Malformed):
-    """Larger than a limit allows; nothing says that it is wrong."""
+    """Larger than a limit allows, but perhaps valid."""
 
     reason: ClassVar[str] = "limits"
 
@@ -79,9 +79,9 @@ def check_size(size: int, where: str, name: str, limits: Limits) -> None:
 
 
 def check(text: bytes, where: str, limits: Limits) -> None:
-    """Raise ``Malformed`` for what is not UTF-8, and ``Beyond`` for what would take too long or nests too deep.
+    """Raise ``Malformed`` if the text is not UTF-8, and ``Beyond`` if it would take too long or nests too deep.
 
-    A few passes in C, before anything else looks at the text. The grammar is checked by decoding.
+    This takes a few passes in C and comes first. Decoding checks the grammar later.
     """
     if not text.isascii():
         check_utf8(text, where)
@@ -91,7 +91,7 @@ def check(text: bytes, where: str, limits: Limits) -> None:
 
 
 def _count(text: bytes, where: str, limits: Limits) -> int:
-    """Compare what is counted in a text with its limits; return how many arrays and objects there are."""
+    """Check the counts in a text against the limits; return the number of arrays and objects."""
     counted = text.translate(None, _NOT_COUNTED)
     arrays = counted.count(b"[") + counted.count(b"{")
     for name, got in (
@@ -106,7 +106,7 @@ def _count(text: bytes, where: str, limits: Limits) -> int:
 
 
 def check_utf8(text: bytes, where: str) -> None:
-    """Raise ``Malformed`` for what is not UTF-8, or begins with a byte order mark. Call it for what is not ASCII."""
+    """Raise ``Malformed`` if the text is not UTF-8 or begins with a byte order mark. Not needed for ASCII."""
     if text.startswith(b"\xef\xbb\xbf"):
         raise Malformed(f"{where}: JSON starts with a byte order mark")
     if text.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -135,8 +135,8 @@ def outside(text: bytes) -> bytes:
 def _deeper(text: bytes, depth: int) -> bool:
     """Whether brackets nest deeper than ``depth``.
 
-    Brackets inside strings are looked past only where they would make a difference. A caller who puts them there on
-    purpose can hide depth, which is no worse than any other request that a server refuses.
+    Brackets inside strings are only skipped if they would make a difference. A caller can hide depth with them on
+    purpose; the server then refuses the request, like any other bad one.
     """
     brackets = text.translate(_SQUARE, _NOT_BRACKETS)
     if _depth(brackets) <= depth:
@@ -147,7 +147,7 @@ def _deeper(text: bytes, depth: int) -> bool:
 def _depth(brackets: bytes) -> int:
     """Count the levels of ``[[][]]``.
 
-    A pass takes away the innermost level. Where one does not halve what is left, passes would be too many.
+    A pass removes the innermost level. If a pass does not halve the rest, there would be too many passes.
     """
     levels = 0
     while brackets:
@@ -160,18 +160,18 @@ def _depth(brackets: bytes) -> int:
 
 
 Span: TypeAlias = tuple[int, int]
-"""Where a value stands in a text: its first byte, and the one behind its last."""
+"""The position of a value in a text: its first byte, and the one after its last."""
 
 
 def cut(text: bytes, span: Span) -> bytes:
-    """Return the value that stands there."""
+    """Return the value at a span."""
     # not `text[slice(*span)]`: mypyc takes that slice for an index
     start, stop = span
     return text[start:stop]
 
 
 def members(text: bytes, where: str, limits: Limits, span: Span | None = None) -> dict[str, Span]:
-    """Take an object apart: where its members' values stand in ``text``, in order; each name may come once."""
+    """Split an object: return the spans of its members' values in ``text``, in order; each name may come once."""
     fields = _decoded(_object, text, where, span)
     if len(fields) > limits.max_keys:
         raise Beyond(where, "max_keys", limits, len(fields))
@@ -179,7 +179,7 @@ def members(text: bytes, where: str, limits: Limits, span: Span | None = None) -
 
 
 def objects(text: bytes, where: str, limits: Limits, span: Span) -> list[dict[str, Span]]:
-    """Take an array of objects apart, each as ``members`` does. At the first element that is none it gives up."""
+    """Split an array of objects, each as ``members`` does. Stops at the first element that is no object."""
     most = limits.max_tensors
     if span[1] - span[0] <= 3 * most:  # {},
         found = _decoded(_objects, text, where, span)
@@ -200,7 +200,7 @@ def objects(text: bytes, where: str, limits: Limits, span: Span) -> list[dict[st
 
 
 def elements(text: bytes, where: str, span: Span, most: int) -> list[msgspec.Raw] | None:
-    """Take an array apart: its elements, verbatim; None where there are far more than ``most``."""
+    """Split an array: return its elements, verbatim; None if there are far more than ``most``."""
     start, stop = span
     if stop - start > 2 * most:  # 1,
         return _at_most(_rounded(most), text, where, span)
@@ -211,13 +211,13 @@ def elements(text: bytes, where: str, span: Span, most: int) -> list[msgspec.Raw
 
 
 def prepare(limits: Limits) -> None:
-    """Make what takes milliseconds to make, before the first request needs it."""
+    """Create the decoders that take milliseconds to make, before the first request needs them."""
     _bounded(limits.max_tensors, of_objects=True)
     _bounded(_rounded(limits.max_rows))
 
 
 def string(value: bytes, where: str) -> str:
-    """Decode a JSON value that has to be a string."""
+    """Decode a JSON value that must be a string."""
     try:
         return msgspec.json.decode(value, type=str)
     except msgspec.DecodeError:
@@ -225,14 +225,14 @@ def string(value: bytes, where: str) -> str:
 
 
 def string_text(value: bytes, where: str) -> bytes:
-    """Return a JSON value that has to be a string, as it is written."""
+    """Return the unchanged text of a JSON value that must be a string."""
     if not value.startswith(b'"'):
         raise Malformed(f"{where}: expected a string, got {kind(value)}")
     return value
 
 
 def without_arrays(value: bytes) -> bool:
-    """Whether no array is anywhere in a JSON value."""
+    """Whether a JSON value contains no array."""
     return b"[" not in value or b"[" not in outside(value)
 
 
@@ -245,7 +245,7 @@ def _rounded(most: int) -> int:
 def _bounded(most: int, *, of_objects: bool = False) -> msgspec.json.Decoder[Any]:
     """Make a decoder of an array that stops at the element after ``most``.
 
-    ``max_length`` would be looked at only when all elements had been made.
+    msgspec would check ``max_length`` only after making all elements.
     """
     element: Any = dict[str, msgspec.Raw] if of_objects else msgspec.Raw
     fields = [(f"at{index}", element, msgspec.UNSET) for index in range(most)]
@@ -276,10 +276,10 @@ def _decoded(decoder: msgspec.json.Decoder[Any], text: bytes, where: str, span: 
 
 
 def _spans(text: bytes, at: int, fields: dict[str, msgspec.Raw], where: str) -> tuple[dict[str, Span], int]:
-    """Find where the members of the next object stand, and where it ends; ``Malformed`` where a name comes twice.
+    """Return the spans of the next object's members, and its end; ``Malformed`` if a name comes twice.
 
-    ``fields`` is what the decoder made of it, where the last value of a name wins. Without duplicates the decoded
-    members are those in the text, one after the other: so each name and value must stand where the walk arrives, and
+    ``fields`` are its decoded members, in which the last value of a name wins. Without duplicates the decoded
+    members are those in the text, in the same order: so each name and value must be where the walk arrives, and
     the walk must end at the closing brace.
     """
     expected = iter(fields.items())
@@ -299,7 +299,7 @@ def _spans(text: bytes, at: int, fields: dict[str, msgspec.Raw], where: str) -> 
 
 
 def _explained(text: bytes, where: str, error: Exception, span: Span | None) -> Malformed:
-    """Say what the decoder's error means to people."""
+    """Return the decoder's error in plain words."""
     if isinstance(error, RecursionError):
         return Malformed(f"{where}: JSON is nested too deep to be read")
     if isinstance(error, msgspec.ValidationError):

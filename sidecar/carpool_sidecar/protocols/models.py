@@ -1,7 +1,7 @@
-"""Which axis of a model's tensors is the batch, read from what its server says about it.
+"""The batch axis of a model's tensors, read from its server's metadata.
 
-Merging needs to know: where dim 0 is not the batch, concatenated requests give wrong answers without an error. So the
-answer is None unless a server says otherwise, and each answer carries its reason and, where it is None, the fix.
+Merging depends on it: if dim 0 is not the batch, concatenated requests give wrong answers without an error. So the
+axis is None unless the server states one, and each result has its reason and, if it is None, the fix.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import msgspec
 class Axis(NamedTuple):
     """``First``: dim 0 of every input and output is the batch. ``max_batch``: the most rows the server takes, or None.
 
-    ``reason`` is a sentence for people: where this was read and, for ``None``, what to do about it. ``by_file``: the
-    model's own file says so, whatever the protocol says about rows.
+    ``reason`` is a sentence for people: where this was read and, for ``None``, what to do about it. ``by_file``: it
+    comes from the model's own file, which overrides the protocol.
     """
 
     kind: Literal["First", "None"]
@@ -42,7 +42,7 @@ class _TritonConfig(msgspec.Struct):
 
 
 def axis_from_config(config: bytes) -> Axis | None:
-    """Read the axis from Triton's ``GET /v2/models/M/config``; None where ``config`` is no such thing.
+    """Read the axis from Triton's ``GET /v2/models/M/config``; None if ``config`` is not such a document.
 
     Triton, "Model Configuration": with ``max_batch_size`` > 0 it adds the batch as dim 0 of every tensor; with 0 the
     shapes are the model's own, and dim 0 may be anything.

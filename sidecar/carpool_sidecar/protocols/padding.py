@@ -1,8 +1,8 @@
 """Requests of different lengths in one batch: the length bucket of each, and how far its rows are padded.
 
-The rows of a batch are padded to its longest request, not to the upper end of the bucket. So a server sees no length
-that no caller sent, and a batch of equal lengths is sent as without padding. What may be padded, and with what, is
-written in the policy (``models[].sequence``); the codecs pad and cut, since data is written as its protocol has it.
+The rows of a batch are padded to its longest request, not to the upper end of the bucket. So a server sees only
+lengths that callers sent, and a batch of equal lengths is sent without padding. The policy states which inputs may be
+padded, and with what (``models[].sequence``); the codecs pad and cut, in their protocol's data format.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from carpool.policy.spec import SequenceAxis
 
 LARGEST_ROW = 2**17
-"""Bytes of an input's row at the upper end of its bucket, at most: 64 rows of 128 KiB are padded in 1 to 6 ms,
-in up to 25 ms where JSON has to be taken apart along a later axis than 1."""
+"""Most bytes of an input's row at the upper end of its bucket: 64 rows of 128 KiB are padded in 1 to 6 ms,
+in up to 25 ms if JSON has to be split along a later axis than 1."""
 
 _INT64 = range(-(2**63), 2**63)
-"""Whole numbers of V1: beside larger ones, numpy reads all of them as floats."""
+"""Whole numbers of V1: with a larger one in the array, numpy reads all of them as floats."""
 
 TOO_LONG = "too-long"
 """The reason of a request that is longer than the last bucket."""
 
 TOO_LARGE = "too-large"
-"""The reason of a request whose rows would be larger than ``LARGEST_ROW``, or for which there is no room."""
+"""The reason of a request whose rows would exceed ``LARGEST_ROW``, or that there is no room for."""
 
 NOT_PADDABLE = "not-paddable"
 """The reason of a request that can't be padded: its form, inputs of different lengths, a value that does not fit."""
 
 WRONG_LENGTH = "wrong-length"
-"""The reason of a ``WrongRows``: an output that is to be cut back has not the length that the batch was padded to."""
+"""The reason of a ``WrongRows``: an output to be cut back does not have the batch's padded length."""
 
 _FORMATS = {
     "BOOL": "<?", "UINT8": "<B", "UINT16": "<H", "UINT32": "<I", "UINT64": "<Q", "INT8": "<b", "INT16": "<h",
@@ -41,7 +41,7 @@ _REAL = frozenset({"FP16", "BF16", "FP32", "FP64"})
 
 
 class Sequence:
-    """A model's sequence axis, as the policy has it. ``lengths`` ascend; ``mark`` tells it from others in keys."""
+    """A model's sequence axis from the policy. ``lengths`` ascend; ``mark`` distinguishes it from others in keys."""
 
     __slots__ = ("axis", "lengths", "mark", "outputs", "pad", "policy")
 
@@ -63,12 +63,12 @@ class Sequence:
 
 
 class Fit:
-    """Where a request belongs in its model's length buckets.
+    """A request's place in its model's length buckets.
 
-    ``key``: that of its batch where padding is allowed, else None; ``why`` says why not. ``bucket`` and ``length``: 0
-    where it has no length. ``units``: one position of padding of each input, as the codec writes it. ``growth``: bytes
-    that padding may add at most. ``form``: what is verified by itself besides the request's own form, see ``Parsed``:
-    rows without a mask say nothing of those with one, nor these of them.
+    ``key``: its batch key if padding is allowed, else None; ``why``: the reason if not. ``bucket`` and ``length``: 0
+    without a length. ``units``: one position of padding for each input, as the codec writes it. ``growth``: most bytes
+    that padding may add. ``form``: an addition to the request's own form (see ``Parsed``) for verification:
+    rows with and without a mask have to be verified separately.
     """
 
     __slots__ = ("bucket", "form", "growth", "key", "length", "sequence", "units", "why")
@@ -94,13 +94,13 @@ class Fit:
         self.why = why
 
     def refuse(self, why: str) -> None:
-        """Leave the request to batches of its own length."""
+        """Batch the request only with others of its length."""
         self.key = None
         self.why = why
 
 
 def element(datatype: str, value: float) -> bytes | None:
-    """Write a value as a binary element of a V2 datatype; None: it is no value of that."""
+    """Write a value as a binary element of a V2 datatype; None: it is no value of that type."""
     form = _FORMATS.get(datatype)
     try:
         if datatype == "BF16":
@@ -113,7 +113,7 @@ def element(datatype: str, value: float) -> bytes | None:
 
 
 def text(datatype: str, value: float) -> bytes | None:
-    """Write a value as an element of a V2 datatype in JSON; None: it is no value of that."""
+    """Write a value as an element of a V2 datatype in JSON; None: it is no value of that type."""
     if not isfinite(value) or element(datatype, value) is None:
         return None
     if datatype == "BOOL":
@@ -122,7 +122,7 @@ def text(datatype: str, value: float) -> bytes | None:
 
 
 def number(value: float, *, whole: bool) -> bytes | None:
-    """Write a value in JSON, with a fraction unless it has to be a whole number of 64 bits; None: it is none."""
+    """Write a value in JSON, with a fraction unless it must be a whole number of 64 bits; None: it is not one."""
     if not isfinite(value):
         return None
     if not whole:

@@ -1,8 +1,8 @@
-"""Tensors of the Open Inference Protocol as they travel: JSON text or little-endian binary, sliced along dim 0.
+"""Tensors of the Open Inference Protocol in their wire format: JSON text or little-endian binary, sliced along dim 0.
 
 Format: the protocol's REST specification (``inference_rest.md``: data flat in row-major order, or nested) and Triton's
 binary tensor data extension (``extension_binary_data.md``: ``binary_data_size``; BYTES elements have a 4-byte length).
-No element is converted; slices of large tensors are memoryviews of the body they came in.
+No element is converted; slices of large tensors are memoryviews of the original body.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ WIDTHS: dict[str, int | None] = {
     "FP64": 8,
     "BYTES": None,
 }
-# The leaves that JSON data of a datatype consists of: String, Bool, Null, Integer or Real numbers. Servers differ about
-# anything else (0 for false, "NaN" for NaN, FP16 at all), so a request with it is forwarded and its server decides.
+# The kinds of leaves in JSON data of a datatype: String, Bool, Null, Integer or Real numbers. Servers differ about
+# anything else (0 for false, "NaN" for NaN, FP16 at all), so a request with it is forwarded and the server decides.
 _LEAVES = {
     "BOOL": {"B"},
     "BYTES": {"S"},
@@ -71,8 +71,8 @@ class Tensor:
     """One input or output: ``data`` is the inside of the JSON array, or the binary buffer.
 
     ``form``: ``binary``, ``flat`` or ``nested`` (the latter two JSON). ``key``: all but rows and data. ``alone``: why a
-    request with this input is not batched. ``cuts``: where rows begin in ``data``, with the end behind a separator
-    (bytes): those of binary BYTES, and of flat JSON once somebody asked. ``rows``: those of other JSON, likewise.
+    request with this input is not batched. ``cuts``: where rows begin in ``data``, with the end after a separator
+    (bytes): for binary BYTES, and for flat JSON once needed. ``rows``: the rows of other JSON, once needed.
     """
 
     __slots__ = ("alone", "cuts", "data", "form", "head", "name", "parameters", "rows", "shape")
@@ -96,12 +96,12 @@ class Tensor:
 
     @property
     def datatype(self) -> str:
-        """Its datatype, as it is named in the head."""
+        """Its datatype, as named in the head."""
         start = len(b'{"name":%b,"datatype":"' % msgspec.json.encode(self.name))
         return self.head[start : self.head.index(b'"', start)].decode()
 
     def bucket_key(self, axis: int, top: int) -> bytes:
-        """Return the key of a tensor that is padded: lengths up to ``top`` count as equal."""
+        """Return the key of a padded tensor: lengths up to ``top`` count as equal."""
         trailing = [str(dim) for dim in self.shape[1:]]
         trailing[axis - 1] = f"<={top}"
         return b"%b:%b:%b:%b" % (
@@ -112,7 +112,7 @@ class Tensor:
         )
 
     def unit(self, axis: int, value: float) -> bytes | None:
-        """Write one position of padding along an axis, as the data is written; None: it can't be."""
+        """Write one position of padding along an axis, in the data's format; None: not possible."""
         inner = self.shape[axis + 1 :]
         if self.form == "binary":
             element = padding.element(self.datatype, value)
@@ -129,7 +129,7 @@ class Tensor:
         return (len(unit) + (self.form != "binary")) * count * prod(self.shape[1:axis])
 
     def padded(self, start: int, stop: int, axis: int, length: int, unit: bytes) -> Buffer:
-        """Rows ``start`` to ``stop`` with ``unit`` behind their last position along an axis, up to ``length``."""
+        """Rows ``start`` to ``stop`` with ``unit`` after their last position along an axis, up to ``length``."""
         count = length - self.shape[axis]
         if not count:
             return self.slice(start, stop)
@@ -174,7 +174,7 @@ class Tensor:
         return part
 
     def _runs(self, start: int, stop: int, axis: int) -> list[Buffer]:
-        """Cut the flat data of some rows before an axis: what lies in each is contiguous along it."""
+        """Cut the flat data of some rows before an axis: each run is contiguous along it."""
         outer = prod(self.shape[1:axis])
         width = prod(self.shape[axis:])
         rows = [self.slice(row, row + 1) for row in range(start, stop)]
@@ -244,10 +244,10 @@ class Tensor:
 def parse(
     where: str, text: bytes, span: Span, tail: memoryview | None, limits: Limits, *, any_datatype: bool = False
 ) -> list[Tensor]:
-    """Take apart the array ``inputs`` or ``outputs`` (``where``); binary data stands one after the other in ``tail``.
+    """Read the array ``inputs`` or ``outputs`` (``where``); binary data follow one another in ``tail``.
 
-    ``tail`` is None if the message has no binary part. ``any_datatype`` accepts datatypes that the specification does
-    not know, for answers: their width follows from their size.
+    ``tail`` is None if the message has no binary part. ``any_datatype``, for answers, accepts datatypes that are not in
+    the specification: their width follows from their size.
     """
     reader = _Reader(text, tail, limits, any_datatype=any_datatype)
     tensors, names = list[Tensor](), set[str]()
@@ -268,7 +268,7 @@ def join_members(fields: dict[str, bytes]) -> bytes:
 
 
 class _Reader:
-    """Takes the tensors of one message apart. What is counted is counted over all of them."""
+    """Reads the tensors of one message. Counts are over all of them."""
 
     __slots__ = ("_any_datatype", "_elements", "_keys", "_limits", "_tail", "_text", "at")
 
@@ -334,7 +334,7 @@ class _Reader:
         return {name: self._text[start:stop] for name, (start, stop) in spans.items()}
 
     def _binary(self, where: str, length: bytes) -> memoryview:
-        """Take the next bytes behind the JSON."""
+        """Take the next bytes after the JSON."""
         try:
             size = msgspec.json.decode(length, type=int)
         except msgspec.DecodeError:
@@ -349,7 +349,7 @@ class _Reader:
         return self._tail[start : self.at]
 
     def _check_binary(self, where: str, tensor: Tensor, datatype: str, size: int) -> None:
-        """Whether the buffer holds as many elements as the shape says; finds the rows of BYTES."""
+        """Check that the buffer has as many elements as the shape; finds the rows of BYTES."""
         got = len(tensor.data)
         if datatype == "BYTES":
             self._elements += min(size, got)
@@ -385,7 +385,7 @@ def _short(number: int) -> str:
 
 
 def _cuts(where: str, tensor: Tensor, size: int) -> list[int] | None:
-    """Where each row begins: each element is a little-endian uint32 length and as many bytes."""
+    """Return where each row begins: each element is a little-endian uint32 length and as many bytes."""
     data, end = tensor.data, len(tensor.data)
     if size * 4 > end or (size == 0 and end):
         raise Malformed(f"{where}: {end} bytes of binary data for BYTES {tensor.shape}")
@@ -404,7 +404,7 @@ def _cuts(where: str, tensor: Tensor, size: int) -> list[int] | None:
 
 
 def _json(where: str, tensor: Tensor, text: bytes, span: Span, datatype: str, size: int) -> None:
-    """Whether JSON data holds as many elements as the shape says, flat or nested, and what kinds they are."""
+    """Check that JSON data have as many elements as the shape, flat or nested, and of which kinds."""
     data = json_scan.cut(text, span)
     if data[:1] != b"[":
         raise Malformed(f"{where}.data: expected an array, got {json_scan.kind(data)}")
@@ -421,14 +421,14 @@ def _json(where: str, tensor: Tensor, text: bytes, span: Span, datatype: str, si
     elif hollow == (size == 0) and _is_nested(bones, tensor.shape):
         tensor.form = "nested"
     else:
-        # Servers read any nesting row by row, yet it has no rows to take apart.
+        # Servers read any nesting row by row, but such data can't be split into rows.
         tensor.alone = tensor.alone or "nesting"
     if not _leaves(data, bare) <= _LEAVES.get(datatype, _INTEGER_LEAVES):
         tensor.alone = tensor.alone or "kinds"
 
 
 def _inside(text: bytes, span: Span, data: bytes) -> Buffer:
-    """Return what stands in the brackets of an array; a large one as a view of the text."""
+    """Return the content of an array's brackets; of a large one as a view of the text."""
     if len(data) <= FREE:
         return data[1:-1].strip(json_scan.WHITESPACE)
     start, stop = span[0] + 1, span[1] - 1
@@ -441,8 +441,8 @@ def _inside(text: bytes, span: Span, data: bytes) -> Buffer:
 def _ends(text: bytes, count: int, width: int) -> Iterator[int]:
     """Find where rows of ``width`` elements between commas begin, and where a last comma would end.
 
-    It jumps over as many bytes as the row before had, counts the commas, and goes the rest in steps that can't go too
-    far. So each byte is looked at twice at most, and nothing is made for an element.
+    It jumps over as many bytes as the row before had, counts the commas, and then advances in steps that can't go too
+    far. So each byte is read at most twice, and no object is made for an element.
     """
     at, mean = 0, 2.0
     yield at

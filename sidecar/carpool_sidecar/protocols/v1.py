@@ -1,21 +1,21 @@
 """KServe V1 (the TensorFlow Serving REST API): ``POST /v1/models/M:predict`` with ``instances`` or ``inputs``.
 
-Rows are merged and split as slices of the JSON they came in, so that every digit and escape arrives. What decides:
+Rows are merged and split as slices of the original JSON, so that every digit and escape is kept. The rules:
 
-- Every top-level field but the rows belongs to the key and is sent once for the batch.
+- Every top-level field except the rows belongs to the key and is sent once for the batch.
 - Rows are batched together only if their signatures are equal: nesting, sizes, kinds of leaves, names of fields. In an
   array of numbers alone one fraction makes all of it float, as it does for numpy: ``[1, 2.5]`` equals ``[1.5, 2.5]``,
   since Go and JavaScript print 1.0 as ``1``; ``[1, 2]`` equals neither. Elsewhere each leaf counts by itself. A whole
   number beyond 64 bits makes a request go alone: beside others numpy would read all of them as floats.
 - ``instances`` has the batch in dim 0 by protocol. An ``inputs`` array has it only if the model is known to
   (``first_by_protocol`` is False); an ``inputs`` object is a set of named columns and is not batched.
-- An answer is an object with ``predictions`` (or ``outputs``, where ``inputs`` was asked), one element a row. Its other
-  fields are about the batch and go to every request as they are, unless they hold an array, which may be other callers'
-  rows: then the answer is refused. A request that has its answer to itself gets every field. Of an answer put together
-  from several, the other fields are those of the first.
+- An answer is an object with ``predictions`` (or ``outputs``, if the request had ``inputs``), one element a row. Its
+  other fields are about the batch and go to every request unchanged. If they contain an array, which may be other
+  callers' rows, the answer is refused. A request that was not batched gets every field. An answer assembled from
+  several has the other fields of the first.
 
-Whatever else comes (no rows, other media types, CloudEvents envelopes, no JSON, more than the limits) is forwarded
-alone, as it came: the server decides.
+Everything else (no rows, other media types, CloudEvents envelopes, no JSON, more than the limits) is forwarded
+alone and unchanged: the server decides.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ _LONG = b"0" * 19
 _LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}(?![0-9.eE])")
 _INT64 = range(-(2**63), 2**63)
 _SCALARS = re.compile(rb"(?<=[\[,])(?=[,\]])")
-"""Where the numbers stood in what ``_tensor`` leaves of arrays."""
+"""The places of the numbers in the outline of arrays that ``_tensor`` makes."""
 _PER_ROW = 72
-"""Bytes that the place of one row takes."""
+"""Bytes of memory for the position of one row."""
 _FEW = Limits(max_keys=64)
-"""Of the fields of a row that is padded: each row of a batch is taken apart, 64 with 2048 fields in 120 ms."""
+"""Limits for the fields of a padded row: each row of a batch is split, 64 with 2048 fields would take 120 ms."""
 
 
 class Rows:
-    """The rows of a request: ``inner`` is where they stand in ``text``, without the brackets."""
+    """The rows of a request: ``inner`` is their span in ``text``, without the brackets."""
 
     __slots__ = ("inner", "name", "rest", "rows", "text")
 
@@ -106,7 +106,7 @@ class Rows:
 
 
 class Answer:
-    """The rows of an answer between what stands before and after them."""
+    """The rows of an answer, and the text before and after them."""
 
     __slots__ = ("head", "rows", "tail")
 
@@ -128,7 +128,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
         json_scan.check_size(len(body), "body", "max_text", limits)
         text = body if type(body) is bytes else bytes(body)
         json_scan.check(text, "body", limits)
-        # 1. The rows, and what stands around them
+        # 1. The rows, and the text around them
         found = _only(b"instances", text, limits.max_rows)
         if found is None:
             fields = json_scan.members(text, "body", limits)
@@ -152,7 +152,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
         return alone(endpoint, facts, body, error.reason, str(error))
     if not rows:
         return alone(endpoint, facts, body, "empty")
-    # 2. What the rows look like
+    # 2. The shape of the rows
     start, stop = span
     first = bytes(rows[0])
     shape = _shape(first)
@@ -167,7 +167,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
         b"\x00".join((b"v1", endpoint.target, facts.key, field, short(shape), short(rest) if rest else rest)),
         len(rows),
         len(text),
-        # Exact for arrays of numbers; commas inside strings are counted too, which text pays for its length.
+        # Exact for arrays of numbers; commas inside strings are counted too, so long texts count for more.
         text.count(b",", start, stop) + 1,
         Rows(field, text, (start + 1, stop - 1), rows, rest),
         reason,
@@ -188,7 +188,7 @@ def fit(parsed: Parsed[Rows], sequence: SequenceAxis) -> Fit:
         spans = _arrays(first, sequence.pad, _FEW) if sequence.axis == 1 else {}
     except json_scan.Malformed as error:
         return Fit(sequence, why=padding.TOO_LARGE if isinstance(error, json_scan.Beyond) else padding.NOT_PADDABLE)
-    # The form of a request names no fields of its rows: without the mask, other rows' verification would not hold.
+    # A request's form does not name the fields of its rows: rows without the mask need their own verification.
     form = "\0".join(sorted(spans)).encode()
     units, kinds = dict[str, bytes](), list[bytes]()
     lengths = set[int]()
@@ -221,9 +221,9 @@ def fit(parsed: Parsed[Rows], sequence: SequenceAxis) -> Fit:
 
 
 def _arrays(row: bytes, names: Collection[str], limits: Limits) -> dict[str, Span]:
-    """Find the arrays of these names in a row, in order; a row that is an array itself has the only name.
+    """Find the arrays of these names in a row, in order; a row that is itself an array has the only name.
 
-    Raises ``Malformed`` for a row with a name that comes twice, or with too many.
+    Raises ``Malformed`` for a row with a repeated name, or with too many names.
     """
     if row.startswith(b"["):
         return dict.fromkeys(names, (0, len(row))) if len(names) == 1 else {}
@@ -232,7 +232,7 @@ def _arrays(row: bytes, names: Collection[str], limits: Limits) -> dict[str, Spa
 
 
 def _replaced(row: bytes, spans: dict[str, Span], values: dict[str, bytes]) -> bytes:
-    """Return a row with other values in these places, which are in order."""
+    """Return a row with other values at these spans, which are in order."""
     parts, at = list[bytes](), 0
     for name, (start, stop) in spans.items():
         parts += (row[at:start], values[name])
@@ -257,7 +257,7 @@ def _padded(portion: Portion, length: int) -> Buffer:
 
 
 def _cut_back(row: bytes, names: Collection[str], length: int, own: int) -> bytes:
-    """Return a prediction whose arrays of these names were as long as the padded rows, cut to its request's length."""
+    """Return a prediction with arrays of these names cut to its request's length, if they have the padded length."""
     try:
         spans = _arrays(row, names, DEFAULT) if names else {}
     except json_scan.Malformed as error:
@@ -293,7 +293,7 @@ def merge(portions: Sequence[Portion]) -> Message:
 
 
 def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: Limits = DEFAULT) -> list[Piece]:  # noqa: ARG001 - the codec's signature
-    """Check that the answer has one prediction a row, and share it out."""
+    """Check that the answer has one prediction a row, and split it."""
     total = total_rows(portions)
     most = max(total, limits.max_rows)
     wanted = [b"predictions", b"outputs"] if portions[0].parsed.state.name == b"inputs" else [b"predictions"]
@@ -337,21 +337,21 @@ def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: L
 
 
 def assemble(parsed: Parsed[Rows], pieces: Sequence[Piece]) -> Message:  # noqa: ARG001 - the codec's signature
-    """Put together the predictions of one request."""
+    """Assemble the predictions of one request."""
     first: Answer = pieces[0].answer
     rows = [row for piece in pieces for row in piece.answer.rows[piece.start : piece.stop]]
     return Message([], [first.head + b",".join(rows) + first.tail])
 
 
 def _shape(row: bytes) -> bytes:
-    """Find what must be equal to batch two rows together: structure, kinds of leaves, names of fields."""
+    """Return what must be equal to batch two rows together: structure, kinds of leaves, names of fields."""
     return _tensor(row) or _structure(row)
 
 
 def _structure(text: bytes) -> bytes:
-    """Outline JSON that is more than numbers.
+    """Outline JSON that has more than numbers.
 
-    What stands between strings is outlined at once. Few different outlines are left, each looked at once.
+    The text between strings is outlined at once. Only a few different outlines remain, each processed once.
     """
     parts = json_scan.parts(text)
     if len(parts) == 1:
@@ -369,9 +369,9 @@ def _structure(text: bytes) -> bytes:
 
 
 def _tensor(text: bytes) -> bytes | None:
-    """Sign numbers alone: ``[1, 2.5]`` is ``f[,]``. None for other leaves and for empty arrays.
+    """Outline arrays of numbers: ``[1, 2.5]`` is ``f[,]``. None for other leaves and for empty arrays.
 
-    The commas tell all sizes, since no array is empty: a few passes in C instead of one step a number.
+    The commas show all sizes, since no array is empty: a few passes in C instead of one step a number.
     """
     bones = text.translate(None, _NUMBERS)
     if bones.strip(b"[],") or (b"[]" in bones and _EMPTY.search(text)):
@@ -380,11 +380,11 @@ def _tensor(text: bytes) -> bytes | None:
 
 
 def _field(outline: bytes) -> bytes:
-    """Take a field's numbers together, in the outline of what follows its name: ``:[,.],`` is ``:f[,],``."""
+    """Summarize a field's numbers in the outline after its name: ``:[,.],`` is ``:f[,],``."""
     if not outline.startswith(b":") or outline == b":":
         return outline
     value, end, after = outline[1:].partition(b"}")
-    # An array still open goes on after the next string: its leaves count one by one.
+    # An array still open continues after the next string: its leaves count one by one.
     if value.strip(b"[],.") or value.count(b"[") != value.count(b"]"):
         return outline
     return b":" + (b"f" if b"." in value else b"i") + value.replace(b".", b"") + end + after
@@ -393,7 +393,7 @@ def _field(outline: bytes) -> bytes:
 def _outline(text: bytes) -> bytes:
     """Outline JSON between two strings: ``, 1, 2.5, true, `` is ``,,.,b,``.
 
-    A whole number leaves nothing between its commas, one with a fraction a point; an empty array is marked.
+    A whole number leaves nothing between its commas, one with a fraction leaves a point; an empty array is marked.
     """
     if b"u" in text or b"l" in text:
         text = text.replace(b"true", b"b").replace(b"false", b"b").replace(b"null", b"n")
@@ -406,17 +406,17 @@ def _alike(array: bytes, rows: list[msgspec.Raw], first: bytes, shape: bytes) ->
     """Whether all rows have the first one's shape: a few passes over the whole array, not some for each row."""
     whole = _tensor(array)
     if whole is None:
-        # A row of numbers beside one that is more: their outlines differ.
+        # A row of numbers and one with other leaves have different outlines.
         unit = shape if _tensor(first) is None else _structure(first)
         return _structure(array) == b"[" + b",".join([unit] * len(rows)) + b"]"
     if whole[1:] != b"[" + b",".join([shape[1:]] * len(rows)) + b"]":
         return False
-    # Where one row has a fraction each must, as each is float by itself.
+    # If one row has a fraction each must, since each row is float by itself.
     return whole[:1] == b"i" or (shape[:1] == b"f" and all(map(_has_fraction, rows)))
 
 
 def _has_large_integer(array: bytes) -> bool:
-    """Whether a whole number does not fit 64 bits with a sign: others in its batch might be read as floats for it."""
+    """Whether a whole number exceeds 64 bits with a sign: others in its batch might then be read as floats."""
     if _LONG not in array.translate(_DIGITS):
         return False
     found = (number[0] for number in _LONG_INTEGER.finditer(json_scan.outside(array)))
@@ -429,9 +429,9 @@ def _has_fraction(row: msgspec.Raw) -> bool:
 
 
 def _only(name: bytes, text: bytes, most: int) -> tuple[Span, list[msgspec.Raw] | None] | None:
-    """Find the array of ``{"name": [...]}`` if that is all there is, the usual case: nothing can come twice then.
+    """Find the array of ``{"name": [...]}`` if there is nothing else, the usual case: no name can then come twice.
 
-    Returns where it stands and its elements; None in place of these where there are far more than ``most``.
+    Returns its span and its elements; None in place of the elements if there are far more than ``most``.
     """
     start = _ONLY[name].match(text)
     end = text.rfind(b"}")
@@ -451,7 +451,7 @@ def _member(name: str, value: bytes) -> bytes:
 
 
 def _is_json(content_type: bytes) -> bool:
-    """Whether a media type says JSON, or nothing of use. Without one, or with curl's default, people send JSON too."""
+    """Whether a media type is JSON, missing, or curl's default: people send JSON with all of these."""
     media, _, parameters = content_type.lower().partition(b";")
     charset = parameters.partition(b"charset=")[2].strip(b' "')
     if charset not in {b"", b"utf-8", b"utf8", b"us-ascii"}:

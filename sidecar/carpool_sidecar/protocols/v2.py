@@ -1,14 +1,14 @@
 """Open Inference Protocol V2 over REST: ``POST /v2/models/M[/versions/V]/infer``, JSON and binary tensors.
 
-What decides:
+The rules:
 
-- ``id``, Triton's ``timeout`` and ``priority`` are the caller's: they are not part of the key, never sent with a batch,
-  and the ``id`` comes back in the caller's answer. Everything else is part of the key and sent once for the batch.
-- Sequences, shared memory, classification, inputs that differ in dim 0, scalars, JSON whose elements are of another
-  kind than their datatype's, and all that can't be read or is more than the limits, are forwarded alone, as they came.
-- Of an answer, other fields and parameters are about the batch and go to every request as they are, unless they hold an
-  array. Of an answer put together from several they are those of the first. An ``id`` that the server made is one
-  request's: where several share the answer, those without an own ``id`` get distinct ones made of it.
+- ``id``, Triton's ``timeout`` and ``priority`` are the caller's: they are not part of the key and never sent with a
+  batch; the ``id`` is returned in the caller's answer. Everything else is part of the key and sent once for the batch.
+- Forwarded alone and unchanged: sequences, shared memory, classification, inputs that differ in dim 0, scalars, JSON
+  elements of another kind than their datatype's, and everything that can't be read or exceeds the limits.
+- An answer's other fields and parameters are about the batch and go to every request unchanged, unless they contain an
+  array. An answer assembled from several has those of the first. An ``id`` that the server made belongs to one
+  request: if several share the answer, those without an ``id`` get distinct ones made from it.
 
 Sources: the protocol's ``inference_rest.md``; Triton's extensions ``binary_data``, ``schedule_policy``, ``sequence``,
 ``shared_memory``, ``classification``, ``parameters``.
@@ -60,7 +60,7 @@ _LENGTH = re.compile(rb"\d{1,12}")
 _NOT_BY_ROWS = re.compile(rb"classification|shared_memory|\\")
 _UUID = re.compile(rb'"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"')
 _PER_TENSOR, _PER_CUT = 800, 40
-"""Bytes that one tensor, and the place of one row in it, take."""
+"""Bytes of memory for one tensor, and for the position of one row in it."""
 
 
 class Request:
@@ -75,9 +75,9 @@ class Request:
 
 
 class Answer:
-    """The outputs of an answer; ``fields``: the members before them; ``id``: the server's own, or empty.
+    """The outputs of an answer; ``fields``: the members before them; ``id``: the server's, or empty.
 
-    ``several``: whether more than one request shares it. ``first_row``: where in the batch its rows begin, if it is one
+    ``several``: whether more than one request shares it. ``first_row``: its first row in the batch, if it is one
     portion's answer.
     """
 
@@ -110,7 +110,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
         parameters = (
             json_scan.members(text, "parameters", limits, fields.pop("parameters")) if "parameters" in fields else {}
         )
-        # 2. What is the caller's own
+        # 2. The caller's own fields
         own = json_scan.string_text(json_scan.cut(text, fields.pop("id")), "id") if "id" in fields else b""
         timeout = _whole("parameters.timeout", text, parameters.pop("timeout", None))
         priority = _whole("parameters.priority", text, parameters.pop("priority", None))
@@ -127,7 +127,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
             values = {name: text[start:stop] for name, (start, stop) in parameters.items()}
             others["parameters"] = b"{%b}" % tensors.join_members(values)
         rest = b"," + tensors.join_members(others)
-    # Only elements that came count: a shape without any, or in shared memory, may claim 2^63 rows in 100 bytes.
+    # Only elements in the body count: a shape without any, or in shared memory, may claim 2^63 rows in 100 bytes.
     shapes = [tensor.shape for tensor in inputs if tensor.data and 0 not in tensor.shape]
     return Parsed(
         endpoint,
@@ -148,7 +148,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
 
 
 def fit(parsed: Parsed[Request], sequence: SequenceAxis) -> Fit:
-    """Find the length of a request's inputs along the sequence axis; all that are padded have the same."""
+    """Find the length of a request's inputs along the sequence axis; all padded inputs have the same."""
     axis, inputs = sequence.axis, parsed.state.inputs
     named = [tensor for tensor in inputs if tensor.name in sequence.pad]
     lengths = {tensor.shape[axis] if axis < len(tensor.shape) else 0 for tensor in named}
@@ -180,7 +180,7 @@ def fit(parsed: Parsed[Request], sequence: SequenceAxis) -> Fit:
 
 
 def merge(portions: Sequence[Portion]) -> Message:
-    """One request with the rows of all portions: tensor by tensor, no binary data copied but what is padded."""
+    """Merge the rows of all portions into one request, tensor by tensor; only padded binary data are copied."""
     length = longest(portions)
     if length:
         return _padded(portions, length)
@@ -213,7 +213,7 @@ def _padded(portions: Sequence[Portion], length: int) -> Message:
 
 
 def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: Limits = DEFAULT) -> list[Piece]:
-    """Check that each output has the batch's rows in dim 0, and share them out."""
+    """Check that each output has the batch's rows in dim 0, and split them."""
     total = total_rows(portions)
     try:
         header_length = find(headers, HEADER_LENGTH) or b""
@@ -241,7 +241,7 @@ def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: L
     length = longest(portions)
     if not length:
         return pieces_of(Answer(outputs, before, own, several), portions)
-    # Cut back: each portion has an answer of its own then.
+    # Cut back: each portion then has its own answer.
     pieces = list[Piece]()
     at = 0
     for parsed, start, stop in portions:
@@ -253,7 +253,7 @@ def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: L
 
 
 def _cut_back(tensor: Tensor, start: int, stop: int, fits: Fit | None, length: int) -> Tensor:
-    """Return some rows of an output of a batch that was padded to ``length``, cut back if it has that length, too."""
+    """Return rows of an output from a batch padded to ``length``, cut back if the output has that length, too."""
     if fits is None or tensor.name not in fits.sequence.outputs:
         return tensor.part(start, stop)
     axis = fits.sequence.axis
@@ -267,7 +267,7 @@ def _cut_back(tensor: Tensor, start: int, stop: int, fits: Fit | None, length: i
 
 
 def assemble(parsed: Parsed[Request], pieces: Sequence[Piece]) -> Message:
-    """Put together the answer to one request, with its own ``id``; outputs in the server's order and form."""
+    """Assemble the answer to one request, with its own ``id``; outputs in the server's order and form."""
     first: Answer = pieces[0].answer
     if len(pieces) > 1 and len({tuple(tensor.key for tensor in piece.answer.outputs) for piece in pieces}) > 1:
         raise WrongRows("answers to the parts of one request differ in their outputs", reason="parts")
@@ -282,7 +282,7 @@ def assemble(parsed: Parsed[Request], pieces: Sequence[Piece]) -> Message:
 
 
 def _written(before: list[bytes], described: list[tuple[Tensor, list[Buffer]]], rows: int, after: bytes) -> Message:
-    """Write a JSON object around tensors, then their binary data; the header tells where the former ends."""
+    """Write a JSON object around tensors, then their binary data; the header has the length of the JSON."""
     binary: list[Buffer] = []
     parts: list[Buffer] = [b"{", *before]
     for index, (tensor, buffers) in enumerate(described):
@@ -291,13 +291,13 @@ def _written(before: list[bytes], described: list[tuple[Tensor, list[Buffer]]], 
         tensor.write(buffers, rows, parts, binary)
     parts += (b"]", after, b"}")
     text = joined(parts)
-    # Even where a binary tensor is empty its size is named, and the header with it.
+    # Even for an empty binary tensor its size and the header are written.
     has_binary = any(tensor.form == "binary" for tensor, _ in described)
     return Message([(HEADER_LENGTH, b"%d" % sum(map(len, text)))] if has_binary else [], text + binary)
 
 
 def _text_size(header_length: bytes, body: Buffer) -> int:
-    """How much of a message is JSON: all of it, or as much as ``header_length`` says."""
+    """Return how many bytes of a message are JSON: all, or the number in ``header_length``."""
     if not header_length:
         return len(body)
     if not _LENGTH.fullmatch(header_length) or int(header_length) > len(body):
@@ -307,7 +307,7 @@ def _text_size(header_length: bytes, body: Buffer) -> int:
 
 
 def _message(size: int, body: Buffer, *, binary: bool) -> tuple[bytes, memoryview | None]:
-    """Take a message apart: its JSON, and what follows. Only the JSON is copied, if it isn't all there is."""
+    """Split a message into its JSON and the rest. Only the JSON is copied, and only if there is a rest."""
     if not binary:
         return body if type(body) is bytes else bytes(body), None
     view = memoryview(body)
@@ -315,7 +315,7 @@ def _message(size: int, body: Buffer, *, binary: bool) -> tuple[bytes, memoryvie
 
 
 def _distinct(server_id: bytes, row: int) -> bytes:
-    """Make one request's id (JSON) of the one that a server gave to the whole batch; ``row`` is its first."""
+    """Make one request's id (JSON) from the server's id for the whole batch; ``row``: the request's first row."""
     if _UUID.fullmatch(server_id):
         return b'"%b"' % str(uuid5(UUID(server_id[1:-1].decode()), str(row))).encode()
     return b'%b-%d"' % (server_id[:-1], row) if server_id.endswith(b'"') else server_id
@@ -324,7 +324,7 @@ def _distinct(server_id: bytes, row: int) -> bytes:
 def _why_alone(
     inputs: list[Tensor], text: bytes, parameters: dict[str, Span], outputs: Span | None, limits: Limits
 ) -> str | None:
-    """Say why a request cannot share a batch, or None."""
+    """Return why a request cannot share a batch, or None."""
     if not inputs or any(tensor.shape[:1] == [0] for tensor in inputs):
         return "empty"
     if any(name.startswith("sequence_") for name in parameters):
@@ -332,7 +332,7 @@ def _why_alone(
     reason = next((tensor.alone for tensor in inputs if tensor.alone), None)
     if reason is None and len({tensor.shape[0] for tensor in inputs}) > 1:
         return "unequal-rows"
-    # Named in the text at all (or hidden by an escape)? Only then look closer.
+    # Parse further only if the text names it at all (or hides it with an escape).
     if reason is None and outputs is not None and _NOT_BY_ROWS.search(text, *outputs):
         for index, fields in enumerate(json_scan.objects(text, "outputs", limits, outputs)):
             if "parameters" in fields:

@@ -1,7 +1,7 @@
-"""The last minute in which requests came, by model: what was observed then, and what was forecast for it.
+"""The last minute with requests, by model: its observation and its forecast.
 
-Once a load has stopped, counters stand still and the tuner decides about no load at all. Who comes to look then wants
-to know how it went before.
+When a load has stopped, counters stand still and the tuner decides about no load. People who look then
+need the figures from before.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SPAN = 60.0
-"""Seconds that are kept, at least, where requests came for as long."""
+"""Least seconds that are kept, if requests came for as long."""
 
 STEP = 20.0
 """Seconds between two snapshots: the span is 60 to 80 s long, of at most 5 snapshots."""
 
 
 NOTHING = ModelStats(durations=[0] * (len(DURATION_BOUNDS) + 1))
-"""What a model's counters begin with."""
+"""A model's counters at the start."""
 
 
 class Busy(Struct, frozen=True, rename="camel"):
@@ -36,7 +36,7 @@ class Busy(Struct, frozen=True, rename="camel"):
     """When it ended, seconds since the epoch."""
     seconds: float
     stats: ModelStats
-    """What was counted in it, without the cells by executors."""
+    """Its counts, without the cells by server concurrency."""
     predicted: Forecasted | None
     """The forecast that was in force at its end."""
 
@@ -61,14 +61,14 @@ class Track:
 
 
 class BusyMinutes:
-    """Looks at counters again and again; ``last`` says how the last busy minute of each model went."""
+    """Takes snapshots of counters; ``last`` returns the last busy minute of each model."""
 
     def __init__(self, at: float) -> None:
         self._looked = at
         self._tracks: dict[str, Track] = {}
 
     def look(self, stats: Stats, now: float, predicted: Callable[[str], Forecasted | None]) -> None:
-        """Take a snapshot into account; ``now`` in seconds since the epoch."""
+        """Take a snapshot; ``now`` in seconds since the epoch."""
         for name, counted in stats.models.items():
             track = self._tracks.get(name)
             seen = Mark(self._looked, NOTHING) if track is None else track.last
@@ -77,7 +77,7 @@ class BusyMinutes:
             if track is None or counted.arrivals < seen.stats.arrivals:
                 track = self._tracks[name] = Track(Mark(self._looked, NOTHING))
             elif stats.at - track.last.at > SPAN:
-                # It was quiet since: the minute begins at the look before this one.
+                # It was quiet since: the minute begins at the previous snapshot.
                 track.marks = deque([Mark(self._looked, track.last.stats)])
             elif stats.at - track.marks[-1].at >= STEP:
                 track.marks.append(track.last)

@@ -1,4 +1,4 @@
-"""How full this replica is: what autoscalers and people read. Counted over the last seconds, against the capacity."""
+"""The load of this replica, for autoscalers and people: the rate of the last seconds relative to the capacity."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from carpool.forecasting.capacity import Capacity
 
 SPAN = 15.0
-"""Seconds over which rates are counted: an HPA looks as often."""
+"""Seconds over which rates are counted: an HPA's interval."""
 
 STEP = 1.5
 """Seconds between two snapshots."""
 
 LEAST = 1.0
-"""Seconds from which a rate says anything."""
+"""Least seconds for a rate."""
 
 
 class Utilization(NamedTuple):
-    """Forecast share of its time for which the device is busy, 0 to 1."""
+    """Forecast share of time for which the device is busy, 0 to 1."""
 
     forecast: float
     target: float
@@ -39,7 +39,7 @@ class ModelLoad(Struct, frozen=True, rename="camel", kw_only=True):
 
     rate: float
     capacity: float | None = None
-    """What one replica serves within the SLO, the whole device to itself."""
+    """Capacity of one replica within the SLO, if it has the whole device."""
     capacity_lower: float | None = None
     """The same at the upper confidence of batch latency."""
     capacity_zero_wait: float | None = None
@@ -47,7 +47,7 @@ class ModelLoad(Struct, frozen=True, rename="camel", kw_only=True):
     capacity_alone: float | None = None
     """The same without batching."""
     capacity_by_hand: float | None = None
-    """The same by the policy's baseline; ``None`` as well where nobody wrote one."""
+    """The same with the policy's baseline; also ``None`` without one."""
     load: float | None = None
     """Rate over capacity."""
 
@@ -69,15 +69,15 @@ class ReplicaLoad(Struct, frozen=True, rename="camel", kw_only=True):
     """``GET /capacity``."""
 
     load: float | None
-    """Of this replica, in capacities of one: adds up over replicas. ``None``: requests come, and it is not known yet
-    how many can be served."""
+    """Load of this replica in units of one replica's capacity: adds up over replicas. ``None``: requests come, and the
+    capacity is not known yet."""
     utilization: float
     """Share of the last seconds for which the device computed, 0 to 1."""
     lowest_utilization: float
-    """What it could be at this load within the SLO."""
+    """The lowest utilization at this load within the SLO."""
     models: dict[str, ModelLoad]
     token_streams: StreamLoad | None = None
-    """Only where a gate admits them."""
+    """Only with a gate."""
 
 
 class _Mark(NamedTuple):
@@ -85,7 +85,7 @@ class _Mark(NamedTuple):
     busy: float
     arrivals: dict[str, int]
     work: dict[str, float]
-    """Seconds that batches took, in sum."""
+    """Sum of the seconds of batches."""
 
 
 class LoadWatch:
@@ -97,7 +97,7 @@ class LoadWatch:
         self._capacities: dict[str, Capacity] = {}
 
     def look(self, stats: Stats) -> None:
-        """Take a snapshot into account."""
+        """Take a snapshot."""
         self._last = _mark(stats)
         if self._last.at - self._marks[-1].at >= STEP:
             self._marks.append(self._last)
@@ -106,21 +106,21 @@ class LoadWatch:
         self._capacities = {name: each for name, each in self._capacities.items() if name in stats.models}
 
     def measured(self, model: str, capacity: Capacity) -> None:
-        """Take a model's new capacity."""
+        """Store a model's new capacity."""
         self._capacities[model] = capacity
 
     def forget(self, model: str | None = None) -> None:
-        """Forget the capacity of a model, or of all: it is measured anew."""
+        """Forget the capacity of a model, or of all: it is measured again."""
         for name in [model] if model is not None else list(self._capacities):
             self._capacities.pop(name, None)
 
     def now(self, utilization: Mapping[str, Utilization], executors: Mapping[str, int]) -> ReplicaLoad:
-        """Return how full the replica is; ``utilization`` by model as forecast, ``executors`` as learned."""
+        """Return the replica's load; ``utilization``: forecast, by model; ``executors``: learned server concurrency."""
         first, last = self._marks[0], self._last
         seconds = last.at - first.at
         models, work = {}, 0.0
         for name, arrivals in last.arrivals.items():
-            # A model that is new, or was forgotten and came again, began in between.
+            # A model that is new, or came again after it was forgotten, began in between.
             come = max(arrivals - first.arrivals.get(name, 0), 0)
             work += max(last.work[name] - first.work.get(name, 0.0), 0.0) / executors.get(name, 1)
             capacity, rate = self._capacities.get(name), come / seconds if seconds >= LEAST else 0.0
@@ -136,7 +136,7 @@ class LoadWatch:
                     capacity_by_hand=capacity.by_hand or None,
                     load=rate / capacity.rate if capacity.rate else inf,
                 )
-        # Wall time with a batch in flight; where the server computes several at once, their share of its time.
+        # Wall time with a batch in flight; if the server computes several at once, the used share of its capacity.
         busy = min((last.busy - first.busy) / seconds, work / seconds, 1.0) if seconds >= LEAST else 0.0
         saved = sum(max(each.forecast - each.lowest, 0.0) for each in utilization.values())
         loads = [each.load for each in models.values()]

@@ -1,4 +1,4 @@
-"""Twice a second: what was counted goes to the tuner, what it decides goes to the Batcher."""
+"""The control loop: twice a second, counts go to the tuner, and its decisions to the Batcher."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from carpool_sidecar.tuning.stalls import StallWatcher
 
 STALLED_SHARE = 0.25
-"""Share of an interval that this host may have paused without all of the interval being void."""
+"""Share of an interval that this host may pause before the whole interval is void."""
 
 KEPT = 50
 """Decisions that are remembered."""
 
 
 class Explained(msgspec.Struct):
-    """A decision as people are told of it. ``times``: how often in a row it was taken, with the same reason."""
+    """A decision for display. ``times``: how often in a row it was taken, with the same reason."""
 
     model: str
     at: float
@@ -55,8 +55,8 @@ class Explained(msgspec.Struct):
 class Control:
     """The loop around the tuner.
 
-    With fixed parameters nothing is turned, but t(b) is learned all the same, and whether they keep the SLO: the
-    Batcher holds and sheds by it.
+    With fixed parameters nothing is tuned, but the tuner still learns batch latency and whether the SLO is met: the
+    Batcher needs both for holding and shedding.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Control:
         self.counts: dict[tuple[str, str], int] = {}
         """Decisions by action and reason."""
         self.errors = 0
-        """Observations and decisions lost to faults of ours."""
+        """Observations and decisions lost to the sidecar's own errors."""
         self.alarms: dict[str, str] = {}
-        """By model: what was observed in place of what was forecast, while it is."""
+        """By model: how answers differ from the forecast, while they do."""
         self.utilization: dict[str, Utilization] = {}
-        """By model, of its last forecast."""
+        """By model, from its last forecast."""
         self.link = TunerLink(self._heard, self._introduce, log)
         self._driver = driver
         self._batcher: Batcher = driver.batcher
@@ -85,15 +85,15 @@ class Control:
         self._log = log
         self.guard = Guard(driver.batcher, self._put_in_force, log)
         self._generation = 0
-        """How often all was to be learned anew."""
+        """How often everything was forgotten and learned again."""
         self._restarts = 0
         """How often the upstream was replaced or restarted."""
         self._replaced: Counter[str] = Counter()
-        """How often one model was replaced, besides."""
+        """In addition, how often one model was replaced."""
         self._led_to: dict[str, Parameters] = {}
-        """By model: what ran when an operator's decision ended its first calls."""
+        """By model: the parameters in force when an operator's decision ended its first calls."""
         self._mixed: set[str] = set()
-        """Models replaced since they were last observed: their service times are partly those of another."""
+        """Models replaced since they were last observed: part of their service times is the old model's."""
         self._before: Stats = driver.batcher.stats(clock())
         self.busy = BusyMinutes(self._before.at)
         self._load = LoadWatch(self._before)
@@ -103,7 +103,7 @@ class Control:
 
     @property
     def tunes(self) -> bool:
-        """Whether anything is turned here."""
+        """Whether parameters are tuned here."""
         return not self._config.parameters and self._config.policy.tuning.mode is not TuningMode.HOLD
 
     async def run(self) -> None:
@@ -118,9 +118,9 @@ class Control:
                     self.observe()
 
     def configure(self, config: SidecarConfig, change: int | None = None) -> None:
-        """Take a new configuration; what was learned under another policy is learned anew.
+        """Apply a new configuration; under another policy, everything is learned again.
 
-        ``change``: its generation, where it came from outside and is to be watched over.
+        ``change``: its generation, if it came from outside and is on probation.
         """
         before, tuned = self._config, self.tunes
         self._config = config
@@ -131,7 +131,7 @@ class Control:
         same = self.tunes == tuned and config.policy == before.policy
         if not same or config.parameters != before.parameters:
             self._apply(keep=tuned and self.tunes)
-            # Fixed parameters change by the minute where an operator turns them: t(b) is none of theirs.
+            # An operator changes fixed parameters every minute: batch latency does not depend on them.
             if not same or self.tunes:
                 self._introduce()
         self.guard.applied(self._clock())
@@ -158,22 +158,22 @@ class Control:
         self.utilization.pop(model, None)
 
     def replaced(self, model: str) -> int:
-        """Return how often the model, or the server that it is of, was found to be another one."""
+        """Return how often the model, or its server, was replaced."""
         return self._restarts + self._replaced[model]
 
     def load(self) -> ReplicaLoad:
-        """Return how full this replica is."""
+        """Return this replica's load."""
         estimates = {state.name: state.belief.estimate for state in self._batcher.models()}
         executors = {name: each.executors for name, each in estimates.items() if each is not None}
         return self._load.now(self.utilization, executors)
 
     def look(self) -> None:
-        """See whether parameters from outside are any good."""
+        """Test whether parameters from outside meet the SLO."""
         paused, self._stalled_looked = self._stalls.total - self._stalled_looked, self._stalls.total
         self.guard.observe(self._clock(), stalled=paused > STALLED_SHARE * INTERVAL)
 
     def observe(self) -> None:
-        """Tell the tuner what was counted since the last time."""
+        """Send the tuner the counts since the last time."""
         now = self._clock()
         stats = self._batcher.stats(now)
         self.busy.look(stats, time(), self._predicted)
@@ -195,7 +195,7 @@ class Control:
                         queued_rows=stats.queued_rows,
                         others_busy=since.others_busy(state.name),
                     ),
-                    # A tuner that decides goes by what it will put in force; one that only looks, by what is.
+                    # A tuner that decides gets the parameters it has set; one that only observes, those in force.
                     state.parameters if applies else state.in_force,
                     self._generation_of(state.name),
                 )
@@ -204,26 +204,26 @@ class Control:
             }
         )
         if not self.link.send(observations):
-            return  # not taken: the next interval is the longer for it
+            return  # not accepted: the next interval is longer
         self._before = stats
         self._stalled_before = self._stalls.total
         self._mixed.clear()
 
     def _predicted(self, model: str) -> Forecasted | None:
-        """Return what the last decision on a model expects."""
+        """Return the forecast of the last decision on a model."""
         last = next((each.decision for each in reversed(self.decisions) if each.model == model), None)
         return None if last is None else last.predicted
 
     def _measured(self, model: str, stats: ModelStats) -> ModelStats:
-        """Return an interval's counts; of a model replaced in it its load, and no service times."""
+        """Return an interval's counts; without service times for a model replaced in it."""
         return replace(stats, cells=[]) if model in self._mixed else stats
 
     def _generation_of(self, model: str) -> int:
-        """Return how often a model was to be learned anew: what differs from that is about what it was before."""
+        """Return how often a model was learned again: replies with another number are outdated."""
         return self._generation + self._replaced[model]
 
     def _apply(self, *, keep: bool = False) -> None:
-        """Give every model its parameters: fixed ones, the first ones, or (``keep``) its own within new limits."""
+        """Set every model's parameters: fixed ones, the initial ones, or (``keep``) its own within new limits."""
         config, batcher, now = self._config, self._batcher, self._clock()
         states = {state.name: state for state in batcher.models()}
         running = {name: state.parameters for name, state in states.items()}
@@ -237,7 +237,7 @@ class Control:
             # An operator names a model once it has decided on it.
             undecided = 0 if name in config.parameters else min(config.undecided, limits.max_in_flight)
             if undecided and name in self._led_to and name not in first:
-                # One that it names no more goes back to what ran: the baseline never did.
+                # A model that it no longer names returns to what was in force: the baseline never was.
                 parameters, undecided = limits.clamp(self._led_to[name]), 0
             parameters = self.guard.allowed(name, parameters)
             self._driver.do(batcher.configure(parameters, now, model=name, undecided=undecided))
@@ -248,7 +248,7 @@ class Control:
         self._driver.do(self._batcher.configure(parameters, self._clock(), model=model))
 
     def _introduce(self) -> None:
-        """Tell a tuner that knows nothing what to tune by; what the one before it has yet to say is void."""
+        """Send a new tuner the policy; outstanding replies of the previous one are void."""
         policy = self._config.policy
         self._generation += 1
         self.alarms.clear()
@@ -259,7 +259,7 @@ class Control:
         self.link.send(Setup(to_plain(policy), steered=steered))
 
     def _heard(self, reply: Decided | Measured) -> None:
-        # On its way while the policy or the model changed, a decision is about what was before.
+        # A decision that was under way while the policy or the model changed is outdated.
         if reply.generation != self._generation_of(reply.model):
             return
         with self._surviving():
@@ -271,10 +271,10 @@ class Control:
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
-        """Go on after a fault of ours: it costs one interval, not all tuning from here on."""
+        """Continue after an error in the sidecar: it costs one interval, not all later tuning."""
         try:
             yield
-        except Exception:  # noqa: BLE001 - whatever it is, requests are served best by a tuner
+        except Exception:  # noqa: BLE001 - after any error, requests are served best with a tuner
             self.errors += 1
             if self.errors.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a lasting one comes twice a second
                 self._log.exception("an error in tuning; it continues", extra={"count": self.errors})
@@ -284,8 +284,8 @@ class Control:
             return  # forgotten meanwhile
         now = self._clock()
         first = self._batcher.model(model).first_calls
-        # Whether calls wait for one another is what shows how many the server computes at once: kept before, first
-        # calls would end with one at a time.
+        # Calls that wait for one another show the server's concurrency: without this condition, first calls could
+        # end with one at a time.
         if decision.change or (decision.decided and first is not None and first.merges):
             self._driver.do(self._batcher.configure(decision.parameters, now, model=model))
         if decision.change:
@@ -301,7 +301,7 @@ class Control:
         self._remember(model, decision)
 
     def _compare(self, model: str, decision: Decision) -> None:
-        """Say so in the log when the forecast begins to be off, and when it is right again."""
+        """Log when the forecast begins to be off, and when it is right again."""
         before = self.alarms.pop(model, None)
         if decision.alarm:
             self.alarms[model] = decision.alarm

@@ -1,4 +1,4 @@
-"""The safety rule around parameters that come from outside: those that miss the SLO are taken back."""
+"""The safety rule for parameters from outside: those that miss the SLO are rolled back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Counted(NamedTuple):
-    """A model's counters, as far as they show whether its parameters are good."""
+    """The counters of a model that show whether its parameters are good."""
 
     rows: int
     hits: int
@@ -45,11 +45,11 @@ class _Watched(NamedTuple):
 
 
 class Guard:
-    """Every model's probation. ``go_back`` is called with a model and the parameters that it had before."""
+    """Every model's probation. ``go_back`` is called with a model and its previous parameters."""
 
     def __init__(self, batcher: Batcher, go_back: Callable[[str, Parameters], None], log: logging.Logger) -> None:
         self.rolled_back: dict[str, RolledBack] = {}
-        """By model, for as long as changes name the parameters that were taken back."""
+        """By model, for as long as changes name the parameters that were rolled back."""
         self.counts: Counter[str] = Counter()
         """Roll-backs by model."""
         self._batcher = batcher
@@ -62,13 +62,13 @@ class Guard:
 
     @property
     def running(self) -> int:
-        """The oldest change of which something is in force."""
+        """The oldest change still partly in force."""
         return min([self._generation, *(each.back_to_generation for each in self.rolled_back.values())])
 
     def begin(self, policy: BatchingPolicy, generation: int) -> None:
-        """Watch over a change that is about to be applied.
+        """Put a change that is about to be applied on probation.
 
-        Under another policy nothing is known to be good: it is another promise, or kept by other means.
+        Under another policy no parameters are known to be good: the SLO, or the rest of the policy, has changed.
         """
         if policy != self._policy:
             self.end()
@@ -78,13 +78,13 @@ class Guard:
                 probation.lead_to(state.in_force)
 
     def end(self) -> None:
-        """Watch no more: parameters are the file's, or this sidecar tunes itself."""
+        """End the probation: parameters are the file's, or this sidecar tunes itself."""
         self._policy = None
         self._watched = {}
         self.rolled_back = {}
 
     def allowed(self, model: str, parameters: Parameters) -> Parameters:
-        """Return what a model is to run where a change names ``parameters``: not those that were taken back."""
+        """Return a model's parameters for a change that names ``parameters``: not those that were rolled back."""
         known = self.rolled_back.get(model)
         if known is None:
             return parameters
@@ -94,7 +94,7 @@ class Guard:
         return parameters
 
     def applied(self, now: float) -> None:
-        """Take note that the change was applied: what is counted from here on speaks of it."""
+        """Note that the change was applied: later counts are about it."""
         for name, (state, probation, _) in self._watched.items():
             if name not in self.rolled_back:
                 probation.change(state.in_force, self._generation)
@@ -102,13 +102,13 @@ class Guard:
         self._at = now
 
     def forget(self, model: str | None = None) -> None:
-        """Forget what was good for a model, or for all: it is another one, or its server is."""
+        """Forget the good parameters of a model, or of all: it or its server was replaced."""
         for name, watched in self._watched.items():
             if model in {None, name}:
                 watched.probation.forget()
 
     def observe(self, now: float, *, stalled: bool) -> None:
-        """Look at what was counted since the last time, unless the host was ``stalled``; go back where that is due."""
+        """Judge the counts since the last time, unless the host was ``stalled``; roll back if necessary."""
         seconds, self._at = now - self._at, now
         if self._policy is None:
             return

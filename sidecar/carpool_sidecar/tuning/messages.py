@@ -1,6 +1,6 @@
-"""What goes between the sidecar and its tuner process: length-prefixed MessagePack.
+"""Messages between the sidecar and its tuner process: length-prefixed MessagePack.
 
-Not JSON: forecasts of an overload are infinite, and JSON has no word for that.
+Not JSON: forecasts of an overload are infinite, which JSON can't express.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from carpool_sidecar.frames import framed
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
-    """The policy to tune by, as plain data. Whatever was learned before it is forgotten."""
+    """The policy to tune by, as plain data. Everything learned before is forgotten."""
 
     policy: dict[str, Any]
     steered: bool = False
-    """Whether an operator turns the parameters that are held here."""
+    """Whether an operator tunes the parameters that are fixed here."""
 
 
 class Observed(msgspec.Struct, frozen=True):
@@ -45,13 +45,13 @@ Message: TypeAlias = Setup | Observations
 
 
 class Decided(msgspec.Struct, tag=True, frozen=True):
-    """What is decided for one of them, as it was in that ``generation``."""
+    """The decision for one of them, in that ``generation``."""
 
     model: str
     decision: Decision
     generation: int
     measure: int = 0
-    """Rows of a batch of copies that would show what the capacity is; 0: none."""
+    """Rows of a batch of copies to measure for the capacity; 0: none."""
 
 
 class Answered(msgspec.Struct, tag=True, frozen=True):
@@ -59,7 +59,7 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
 
 
 class Measured(msgspec.Struct, tag=True, frozen=True):
-    """What one replica can serve of a model, as it was in that ``generation``."""
+    """The capacity of one replica for a model, in that ``generation``."""
 
     model: str
     capacity: Capacity
@@ -88,12 +88,12 @@ def frame(message: Message | Reply) -> bytes:
 
 
 def read_message(body: bytes) -> Message:
-    """Read what ``frame`` made of a message to the tuner, its length taken off."""
+    """Decode a message to the tuner, without its length."""
     message: Message = _messages.decode(body)
     return message
 
 
 def read_reply(body: bytes) -> Reply:
-    """Read what ``frame`` made of a reply of the tuner's, its length taken off."""
+    """Decode a reply of the tuner, without its length."""
     reply: Reply = _replies.decode(body)
     return reply

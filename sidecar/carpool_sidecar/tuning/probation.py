@@ -1,4 +1,4 @@
-"""Parameters from outside are on probation: where they miss the SLO that those before them met, those come back."""
+"""Probation of parameters from outside: if they miss the SLO that the previous ones met, these are restored."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ if TYPE_CHECKING:
     from carpool.policy.parameters import Parameters
 
 PROVEN_AFTER = 10.0
-"""Seconds with traffic that parameters have to last before they count as good: a queue that grows takes its time."""
+"""Seconds with traffic before parameters can count as good: a queue needs time to grow."""
 
 SUSTAINED = 5.0
 """Seconds over which a load is more than a burst."""
 
 COMPARABLE = 1.25
-"""Load, in terms of the highest that was coped with, up to which parameters that were chosen well go on to cope."""
+"""Load, relative to the highest at which the SLO was met, up to which good parameters should still meet it."""
 
 UPSTREAMS = 0.02
-"""Share of failed requests in an interval from which the upstream is at fault for what was late beside them, too."""
+"""Share of failed requests in an interval from which late requests in it are also the upstream's fault."""
 
 
 class Verdict(NamedTuple):
-    """Go back."""
+    """Roll back."""
 
     rejected: Parameters
     generation: int
-    """The one that brought them."""
+    """The change that brought them."""
     back_to: Parameters
     back_to_generation: int
     reason: str
 
 
 class _Standing:
-    """What is known of one set of parameters."""
+    """The evidence on one set of parameters."""
 
     def __init__(self, parameters: Parameters, generation: int, quantile: float) -> None:
         self.parameters = parameters
@@ -50,24 +50,24 @@ class _Standing:
         """The same over ``SUSTAINED`` seconds."""
 
     def copes(self, rate: float, sustained: float) -> bool:
-        """Whether these ought to cope with a load, rows per second, if they are good."""
+        """Whether these parameters should meet the SLO at a load, rows per second, if they are good."""
         return rate <= COMPARABLE * self.peak and sustained <= COMPARABLE * self.sustained
 
 
 class Probation:
-    """One model's. Good are parameters that were seen to meet the SLO, by a test as sure as the one of misses.
+    """Probation of one model. Parameters are good once a test, as sure as that of misses, shows that they meet the SLO.
 
-    New ones that fail before they are good are taken back, if those before them were good at a comparable load.
-    Evidence against is taken only from intervals in which no more rows came than ``COMPARABLE`` times what the good
-    ones coped with, in a single interval and over ``SUSTAINED`` seconds; evidence for, at any load.
+    New parameters that fail before are rolled back, if the previous ones were good at a comparable load. Evidence
+    against is only taken from intervals with at most ``COMPARABLE`` times the rows at which the good ones met the SLO,
+    in a single interval and over ``SUSTAINED`` seconds; evidence for is taken at any load.
     """
 
     def __init__(self, quantile: float, parameters: Parameters, generation: int) -> None:
-        """Begin with the parameters in force, of which nothing is known. ``quantile``: of the SLO, 0.99 for p99."""
+        """Begin with the parameters in force, without evidence. ``quantile``: of the SLO, 0.99 for p99."""
         self._quantile = quantile
         self._now = _Standing(parameters, generation, quantile)
         self._before: _Standing | None = None
-        """The good ones, while those in force are not."""
+        """The previous, good parameters, while those in force are not good yet."""
         self._recent: deque[tuple[float, int]] = deque()
 
     @property
@@ -82,11 +82,11 @@ class Probation:
 
     @property
     def good(self) -> bool:
-        """Whether those in force were seen to meet the SLO."""
+        """Whether those in force have been shown to meet the SLO."""
         return self._now.good
 
     def change(self, parameters: Parameters, generation: int) -> None:
-        """Take note of a change; one that names the same parameters goes on with what is known of them."""
+        """Note a change; if it names the same parameters, their evidence is kept."""
         if parameters == self._now.parameters:
             self._now.generation = generation
             return
@@ -99,20 +99,20 @@ class Probation:
             self._now = _Standing(parameters, generation, self._quantile)
 
     def lead_to(self, parameters: Parameters) -> None:
-        """Take note of what first calls led to: what is known of them is of that."""
+        """Note the parameters that first calls led to: the evidence is about these."""
         self._now.parameters = parameters
 
     def forget(self) -> None:
-        """Forget what was good: the model, its server, or the SLO is another one."""
+        """Forget the good parameters: the model, its server, or the SLO has changed."""
         self._now = _Standing(self._now.parameters, self._now.generation, self._quantile)
         self._before = None
         self._recent.clear()
 
     def observe(self, seconds: float, rows: int, hits: int, late: int, failed: int) -> Verdict | None:
-        """Take what was counted in an interval; return whether to go back, having done so here.
+        """Take the counts of an interval; return a verdict if the parameters are rolled back.
 
-        ``rows`` arrived; ``hits`` requests were answered in time, ``late`` ones missed as other parameters might have
-        avoided, ``failed`` ones by the upstream's fault.
+        ``rows`` arrived; ``hits`` requests were answered in time, ``late`` ones missed but might not have with other
+        parameters, ``failed`` ones failed by the upstream's fault.
         """
         now = self._now
         requests = hits + late
@@ -123,7 +123,7 @@ class Probation:
         rate, sustained = rows / seconds, sum(each for _, each in self._recent) / lasted
         if not requests or failed > UPSTREAMS * (requests + failed):
             return None
-        # 1. For them: at whatever load it was.
+        # 1. Evidence for them: at any load.
         now.seconds += seconds
         now.proof.observe(hits, late)
         if late <= now.proof.bad * requests:
@@ -131,14 +131,14 @@ class Probation:
         if now.proof.is_met and now.seconds >= PROVEN_AFTER and not now.good:
             now.good = True
             self._before = None
-        # 2. Against them: not at a load that may be too high for any parameters.
+        # 2. Evidence against them: not at a load that may be too high for any parameters.
         good = now if now.good else self._before
         if good is not None and not good.copes(rate, sustained):
             now.against.restart()
             return None
         if not now.against.observe(hits, late):
             return None
-        # 3. They are not good, or no more.
+        # 3. They are not good, or no longer.
         counted = now.against
         reason = f"{counted.misses} of {counted.requests} requests were late where {1 - self._quantile:.3g} may be"
         if self._before is None:
@@ -148,7 +148,7 @@ class Probation:
         return Verdict(now.parameters, now.generation, self._now.parameters, self._now.generation, reason)
 
     def _return(self) -> None:
-        """Have the good ones in force again."""
+        """Restore the good parameters."""
         assert self._before is not None  # noqa: S101 - for the type checker: asked before
         self._now, self._before = self._before, None
         self._now.against.restart()

@@ -1,7 +1,7 @@
-"""Pauses of this host: a thread that sleeps and sees when it wakes late.
+"""Pauses of this host, detected by a thread that sleeps and measures when it wakes late.
 
-Shared machines pause, and a container over its CPU quota is stopped. What was timed meanwhile says nothing of the
-model. A thread, not a timer of the loop: a loop that is merely busy wakes late too.
+Shared machines pause, and a container over its CPU quota is stopped. Times measured meanwhile are not the model's.
+It is a thread, not a timer of the loop, since a loop that is only busy also wakes late.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Stall(NamedTuple):
 
 
 class StallWatcher:
-    """Records the pauses. ``woke`` is the thread's one stimulus; everything else asks."""
+    """Records the pauses. The thread only calls ``woke``; all other methods are queries."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.total = 0.0
@@ -52,7 +52,7 @@ class StallWatcher:
         self._thread.join()
 
     def woke(self, now: float) -> None:
-        """Take note of a wake-up that was due ``INTERVAL`` after the last one."""
+        """Record a wake-up that was due ``INTERVAL`` after the last one."""
         expected = self._last + INTERVAL
         if now - expected > THRESHOLD:
             self._recent.append(Stall(expected, now))
@@ -66,7 +66,7 @@ class StallWatcher:
         return tuple(self._recent)
 
     def overlaps(self, start: float, end: float) -> bool:
-        """Whether this host paused between two times, the pause that the watcher has yet to wake from included."""
+        """Whether this host paused between two times, including a pause that has not ended for the watcher."""
         if end - self._last > INTERVAL + THRESHOLD:
             return True
         recent = self._recent

@@ -1,4 +1,4 @@
-"""The sidecar's end of the pipe to its tuner process: never waits for it, starts it again when it ends or hangs."""
+"""The sidecar's end of the pipe to its tuner process: never waits for it, restarts it when it ends or hangs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 COMMAND = (sys.executable, "-m", "carpool_sidecar.tuning.tuner_process")
 
 SILENCE = 60.0
-"""Seconds without a word after which a process hangs. It is asked twice a second, and may take one of CPU a model."""
+"""Seconds without a reply after which a process counts as hung. It gets observations twice a second, and may take a
+second of CPU per model."""
 
 
 class TunerLink(ChildProcess):
-    """Keeps one tuner process running. ``started`` is called with each new one, to tell it what it needs to know."""
+    """Keeps one tuner process running. ``started`` is called for each new one, to send it its setup."""
 
     name = "the tuner process"
     longest_message = 1 << 24
@@ -35,7 +36,7 @@ class TunerLink(ChildProcess):
         self._heard = heard
         self._started = started
         self._answered = True
-        """Whether the process has decided on all that it was told."""
+        """Whether the process has decided on all observations sent."""
 
     @property
     def _silence(self) -> float:
@@ -53,10 +54,10 @@ class TunerLink(ChildProcess):
             self._heard(reply)
 
     def send(self, message: Message) -> bool:
-        """Pass a message on if the process takes it; returns whether it does.
+        """Send a message if the process can take it; returns whether it was sent.
 
-        Observations wait for the decisions on those before them, so that none is about what was long ago; the process
-        sees that as a longer interval. A setup always goes to a process that runs.
+        Observations are not sent before the decisions on the previous ones, so that none is outdated; the next
+        interval is then longer. A setup is always sent if a process runs.
         """
         waits = isinstance(message, Observations)
         if (waits and not self._answered) or not self._write(frame(message)):

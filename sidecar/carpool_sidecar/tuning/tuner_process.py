@@ -1,4 +1,4 @@
-"""The tuner, in a process of its own: a search of a second of CPU can't stall the data path there.
+"""The tuner in its own process, where a search of a second of CPU can't stall the data path.
 
 ``python -m carpool_sidecar.tuning.tuner_process``: observations on standard input, decisions on standard output (see
 ``wire``). It ends with its input, so it does not outlive the sidecar.
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from carpool_sidecar.tuning.messages import Observations, Reply
 
 NICENESS = 5
-"""The data path goes first where cores are few."""
+"""The data path has priority when cores are few."""
 
 
 AGAIN = 10.0
-"""Seconds between two searches of a model's capacity, at least."""
+"""Least seconds between two searches of a model's capacity."""
 
 FIRST = 15.0
-"""Seconds from a model's first observation to its first search: until then each decision measures another size, and any
-answer is soon another."""
+"""Seconds from a model's first observation to its first search: until then each decision measures another size, and a
+result is soon outdated."""
 
 SHARE = 0.01
-"""Of one core, what searches of capacities may take: this process shares the sidecar's CPU limit with the data path."""
+"""Share of one core for searches of capacities: this process shares the sidecar's CPU limit with the data path."""
 
 
 class Tuners:
@@ -49,15 +49,15 @@ class Tuners:
         self._steered = steered
         self._models = {model.name: model for model in policy.models}
         self._tuners: dict[str, tuple[int, Tuner]] = {}
-        """With the generations that they are of."""
+        """By model: its generation, and its tuner."""
         self._measured: dict[str, float] = {}
-        """When the capacity of each was last searched, seconds of the sidecar's clock; as if, of those met just now."""
+        """When each capacity was last searched, seconds of the sidecar's clock; new models count as searched now."""
         self._rests_until = -inf
-        """When the next search is allowed, by what the last one took."""
+        """When the next search is allowed, given the duration of the last one."""
 
     def step(self, observations: Observations) -> Iterator[Reply]:
-        """Decide for each model, one after the other, and say so at the end: a search takes up to a second."""
-        # Who is not observed any more is no model: names come from callers.
+        """Decide for each model, one after the other, then report the end: a search takes up to a second."""
+        # A name that is no longer observed is dropped: names come from callers.
         self._tuners = {name: known for name, known in self._tuners.items() if name in observations.models}
         for name, observed in observations.models.items():
             generation, tuner = self._tuners.get(name, (-1, None))
@@ -75,7 +75,7 @@ class Tuners:
         yield from self._measure(observations)
 
     def _measure(self, observations: Observations) -> Iterator[Reply]:
-        """Search the capacity of the model that waits longest for it: only the next observation is held up."""
+        """Search the capacity of the model that waits longest for it: this delays only the next observation."""
         self._measured = {
             name: self._measured.get(name, observations.models[name].observation.now + FIRST - AGAIN)
             for name in self._tuners
@@ -104,7 +104,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
             tuners = Tuners(from_plain(message.policy, BatchingPolicy, what="policy"), steered=message.steered)
         elif tuners is not None:
             for reply in tuners.step(message):
-                # At once: what takes long is not to look like silence.
+                # At once, so that slow work does not look like a hung process.
                 sink.write(frame(reply))
                 sink.flush()
 

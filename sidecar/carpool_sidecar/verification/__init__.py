@@ -1,5 +1,5 @@
-"""The batch axis is verified before requests are merged: the same rows, alone and in a batch, give the same answers.
+"""Verifies the batch axis before requests are merged: rows must get the same answers with and without batching.
 
-``check`` decides, from answers, what is sent as a trial and what is known after it; ``samples`` keeps the requests that
-trials are made of; ``verifier`` sends copies through the Batcher and acts on what they show.
+``check`` decides, from answers, which trials are sent and what they prove; ``samples`` keeps the requests that
+trials are made of; ``verifier`` sends copies through the Batcher and acts on the results.
 """

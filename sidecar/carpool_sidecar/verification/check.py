@@ -1,16 +1,16 @@
-"""What is known of one form of a model's requests, what is tried next, and what follows from it. Pure.
+"""The verification of one form of a model's requests: its state, the next trial, and its result. Pure.
 
-A form is everything but rows, sizes and headers: a protocol, a target, parameters, outputs asked for. Its requests are
-sent alone until ``LONE`` of their answers had as many rows as they, and ``TRIALS`` batches gave each row the answer
-that it got alone. A trial is made of requests whose answers differ, the first of them three times, as in A B A A or
-A B C D A A: a cumulative sum, statistics over the batch, sorting, reversal, a state, a constant number of rows all show
-in it, and with more requests also what depends on single values.
+A form is everything except rows, sizes and headers: a protocol, a target, parameters, requested outputs. Its requests
+are not batched until ``LONE`` of their answers had the right number of rows, and ``TRIALS`` batches gave each row the
+answer that it got without batching. A trial has requests with different answers, the first of them three times, as in
+A B A A or A B C D A A. It reveals a cumulative sum, statistics over the batch, sorting, reversal, a state, and a
+constant number of rows; with more requests also dependence on single values.
 
-Where all traffic is one request again and again, as a load generator's is, there is no B. Then a trial of A A A A lets
-requests be merged whose rows are A's, and no others.
+If all traffic is one repeated request, as from a load generator, there is no B. A trial of A A A A then allows
+merging requests with A's rows, and no others.
 
-Where the policy names a sequence axis, requests of different lengths are padded in these trials. They share batches
-once ``TRIALS`` such trials agreed. One that did not ends padding, and says nothing of rows of equal length.
+If the policy names a sequence axis, requests of different lengths are padded in these trials. They share batches
+once ``TRIALS`` such trials agreed. A trial that did not agree ends padding, but does not affect rows of equal length.
 """
 
 from __future__ import annotations
@@ -30,54 +30,54 @@ if TYPE_CHECKING:
     from carpool_sidecar.verification.samples import Sample, Shelf
 
 LONE = 8
-"""Requests answered alone before a trial."""
+"""Requests answered without batching before a trial."""
 
 SEEN = 4
-"""Times that a request was answered alone before it is merged with its equals."""
+"""Times that a request was answered without batching before it is merged with equal ones."""
 
 TRIALS = 2
 """Trials that have to agree."""
 
 LEAST_ROWS, TRIAL_ROWS = 4, 16
-"""Rows of a trial: those of A B A A, where batches may be so large, and at most."""
+"""Least and most rows of a trial: those of A B A A, if batches may be so large."""
 
 TRIAL_BYTES = 4 * 2**20
-"""Bytes of the requests in it and their answers at most, unless two have more."""
+"""Most bytes of its requests and their answers, unless two requests already have more."""
 
 COPIES_BYTES = 32 * 2**20
-"""Bytes of a batch of copies at most."""
+"""Most bytes of a batch of copies."""
 
 SPAN = 4
-"""Rows at most of a request whose answer in a batch is compared later."""
+"""Most rows of a request whose answer in a batch is compared later."""
 
 REJECTIONS = 2
-"""Trials answered with an error, of requests that were answered alone, before batches are taken to be refused."""
+"""Trials that get an error, with requests that got answers without batching, before batches count as refused."""
 
 EVERY_BATCHES, EVERY_SECONDS = 1000, 60.0
 """A batch is checked after so many others, or so many seconds; the first ones sooner: after 1, 2, 4, 8, ... others."""
 
 LOOK_AFTER = 0.1
-"""Seconds between two looks at the rows of answers, once batches were verified."""
+"""Seconds between two checks of the rows of answers, once batches were verified."""
 
 MAX_PAUSE = 60.0
-"""Seconds between trials that fail, at most."""
+"""Longest pause between trials that fail, seconds."""
 
 
 class Kind(StrEnum):
-    """What a trial is made of."""
+    """The content of a trial."""
 
     MIXED = "mixed"
-    """Several requests that were answered alone."""
+    """Several requests that were answered without batching."""
     SAME = "same"
-    """One such request, again and again."""
+    """One such request, repeated."""
     LIVE = "live"
     """Rows that were answered in a batch, sent alone."""
     COPIES = "copies"
-    """One request's rows, as often as makes a batch of a size that the load does not fill: its latency is learned."""
+    """One request's rows, repeated up to a batch size that the load does not fill, to measure its latency."""
 
 
 class Trial(NamedTuple):
-    """A call of the sidecar's own. ``expected``: the answer that each of the portions got before."""
+    """A call that the sidecar makes itself. ``expected``: the answer that each of the portions got before."""
 
     kind: Kind
     portions: list[Portion]
@@ -93,27 +93,27 @@ class Trial(NamedTuple):
 
 
 class Pace:
-    """When answers are looked at, and when trials are sent: one at a time, with pauses where they fail."""
+    """When answers are checked, and when trials are sent: one at a time, with pauses if they fail."""
 
     __slots__ = ("answers", "failures", "look_at", "looks", "try_at", "under_way")
 
     def __init__(self) -> None:
         self.answers = 0
-        """Answers to requests sent alone that had the right rows."""
+        """Answers to unbatched requests that had the right rows."""
         self.looks = 0
         self.look_at = 0.0
         self.failures = 0
-        """Trials in a row that said nothing."""
+        """Inconclusive trials in a row."""
         self.try_at = 0.0
         self.under_way = False
 
     def looked(self, now: float, *, settled: bool) -> None:
-        """Plan the next look: each of the first, then fewer and fewer, as nothing new is seen."""
+        """Plan the next check: first every answer, then fewer and fewer."""
         self.looks += 1
         self.look_at = now + (LOOK_AFTER if settled else min(0.001 * max(self.looks - LONE, 0), 1.0))
 
     def failed(self, now: float) -> None:
-        """Plan the next trial after one that said nothing."""
+        """Plan the next trial after an inconclusive one."""
         self.failures += 1
         self.try_at = now + min(2.0 ** (self.failures - 1), MAX_PAUSE)
 
@@ -135,7 +135,7 @@ class Live:
         self.checked_at = 0.0
 
     def due(self, rows: int, now: float, padded: int = 0) -> bool:
-        """Count a batch, and say whether it is one to check."""
+        """Count a batch, and return whether to check it."""
         self.batches += 1
         return (
             (padded, (rows - 1).bit_length()) not in self.sizes
@@ -152,7 +152,7 @@ class Live:
 
 
 class Check:
-    """One form of a model's requests. ``asserted``: the policy says that they merge; they are only checked live.
+    """One form of a model's requests. ``asserted``: the policy allows merging; they are only checked live.
 
     ``sequence``: along which axis the policy lets them be padded.
     """
@@ -171,22 +171,22 @@ class Check:
         self.live = Live()
         self.asserted = asserted
         self.verified = asserted
-        """Whether requests are merged whatever their rows."""
+        """Whether requests with any rows are merged."""
         self.only: tuple[bytes, bytes] | None = None
-        """The key and digest of the one request that is merged with its equals, where no other was seen."""
+        """The key and digest of the one request that is merged with equal ones, if no other was seen."""
         self.agreed = 0
         """Trials of two requests that agreed."""
         self.rejected = 0
         """Trials answered with an error."""
         self.trouble = ""
-        """What keeps it from being verified, where that is known."""
+        """Why it can't be verified, if that is known."""
         self.sequence = sequence
         self.padded = 0
         """Trials of padded rows that agreed."""
         self.pads = False
         """Whether requests of different lengths are merged."""
         self.unpadded = ""
-        """Why they never are, once that was seen."""
+        """Why they never are, once that is known."""
 
     @property
     def settled(self) -> bool:
@@ -203,22 +203,22 @@ class Check:
         return None
 
     def looks(self, now: float) -> bool:
-        """Whether the next answer to a request sent alone is looked at."""
+        """Whether the next answer to an unbatched request is checked."""
         return now >= self.pace.look_at
 
     def answered_alone(self, sample: Sample) -> Difference | None:
-        """Take an answer that has as many rows as its request; a difference from an earlier one to the same rows."""
+        """Take an answer with as many rows as its request; return a difference from an earlier one to the same rows."""
         self.pace.answers += 1
         return self.samples.add(sample, self.tolerance)
 
     def next_trial(self, now: float, *, cap: int, room: int) -> Trial | None:
-        """Return what to send next, if anything: batches have ``cap`` rows at most, trials ``room`` more in all."""
+        """Return the next trial, if any: batches have at most ``cap`` rows, all further trials at most ``room``."""
         pace = self.pace
         if self.settled or pace.under_way or now < pace.try_at or cap < 2 or pace.answers < LONE:
             return None
         group = self.samples.of_several_lengths() if self.samples.padded else []
         trial = None
-        # The second trial begins with another request: of two, the parts are swapped.
+        # The second trial begins with another request: with two requests, they swap their parts.
         if len(group) > 1:
             first, second, *rest = group
             trial = _composed(Kind.MIXED, [second, first, *rest] if self.padded else group, cap)
@@ -237,14 +237,14 @@ class Check:
     def live_trial(
         self, portion: Portion, piece: Piece, facts: Facts, now: float, *, rows: int, room: int, padded: int = 0
     ) -> Trial | None:
-        """Return rows to send alone that just were in a batch of ``rows``; ``padded`` as for ``Live``."""
+        """Return rows of a just answered batch of ``rows`` to send without batching; ``padded`` as for ``Live``."""
         span = min(portion.stop - portion.start, SPAN)
         if self.pace.under_way or now < self.pace.try_at or span > room:
             return None
         self.pace.under_way = True
         self.live.begun(rows, now, padded)
         expected = part(portion.parsed, piece, 0, span)
-        # A copy: the whole batch's answer is not kept for a part of it.
+        # A copy, so that the whole batch's answer is not kept in memory for a part of it.
         expected = expected._replace(parts=[b"".join(expected.parts)])
         rows_again = [Portion(portion.parsed, portion.start, portion.start + span)]
         return Trial(Kind.LIVE, rows_again, [expected], facts, padded > 0)
@@ -253,7 +253,7 @@ class Check:
         """Return a batch of ``rows``, all of them of a request that was just answered; ``None``: not now."""
         span = portion.stop - portion.start
         pace = self.pace
-        # A live check has room all the same.
+        # There must still be room for a live check.
         if not self.verified or pace.under_way or now < pace.try_at or rows + SPAN > room:
             return None
         if portion.parsed.size * rows > COPIES_BYTES * portion.parsed.rows:
@@ -265,19 +265,19 @@ class Check:
         return Trial(Kind.COPIES, portions, [expected[size] for size in sizes], facts)
 
     def said_nothing(self, why: str, now: float) -> None:
-        """Take a trial that failed for reasons of its own: it is sent again later."""
+        """Note an inconclusive trial: it is sent again later."""
         self.pace.under_way = False
         self.pace.failed(now)
         self.trouble = why
 
     def was_rejected(self, why: str, now: float) -> bool:
-        """Take a trial answered with an error; True: once too often."""
+        """Note a trial answered with an error; True: there were too many."""
         self.said_nothing(why, now)
         self.rejected += 1
         return self.rejected >= REJECTIONS
 
     def has_agreed(self, trial: Trial) -> bool:
-        """Take a trial that gave every row the answer it got before; True: with it more requests may be merged."""
+        """Note a trial that gave every row its previous answer; True: more requests may now be merged."""
         self.pace.under_way = False
         self.pace.failures = 0
         self.rejected = 0
@@ -299,14 +299,14 @@ class Check:
         return False
 
     def pads_no_more(self, why: str, now: float) -> None:
-        """Take that padded rows got other answers than without padding. Of rows of equal length that says nothing."""
+        """Stop padding: padded rows got other answers. Rows of equal length are not affected."""
         self.pace.under_way = False
         self.pace.try_at = now
         self.unpadded = why
         self.pads = False
         self.samples.padded = False
         self.agreed = self.rejected = 0
-        self.live = Live()  # batches without padding are looked at anew
+        self.live = Live()  # batches without padding are checked again
         if self.settled:
             self.samples.clear()
 
@@ -328,7 +328,7 @@ class Check:
 
     @property
     def evidence(self) -> str:
-        """A sentence on what was seen so far."""
+        """A sentence on the evidence so far."""
         if self.verified:
             return f"{TRIALS} batches gave every row the same answer as a single request"
         if self.trouble:
@@ -346,7 +346,7 @@ class Check:
 
 
 def _composed(kind: Kind, samples: list[Sample], cap: int) -> Trial:
-    """Make a batch in the order A B C ... A A: rows from the beginning of each, and from the end of A at last."""
+    """Make a batch in the order A B C ... A A: rows from the beginning of each, and at the end the last rows of A."""
     first = samples[0]
     few = TRIAL_BYTES // max(sample.size for sample in samples)
     distinct = max(min(len(samples), cap - 2, TRIAL_ROWS - 2, few), 2)

@@ -1,4 +1,4 @@
-"""What was seen of one model version's batches: a check for each form of its requests, and what refuted it."""
+"""The verification record of one model version: a check for each form of its requests, and what refuted it."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ if TYPE_CHECKING:
     from carpool_sidecar.verification.samples import Shelf
 
 UNVERIFIED = "axis-unverified"
-"""The reason of requests that are sent alone until their batches were verified."""
+"""The reason of requests that are not batched until their batches were verified."""
 
 REFUTED = "axis-refuted"
-"""The reason of requests whose model was seen to answer rows otherwise in a batch than alone."""
+"""The reason of requests whose model gave rows other answers in a batch than without batching."""
 
 MAX_FORMS = 16
-"""Forms checked at a time that are not verified, and that are: callers make forms up, a parameter is enough."""
+"""Most unverified, and most verified, forms at a time: callers can invent forms, a parameter is enough."""
 
 FREE_ROWS = 64
 """Rows that trials may have before the share below counts."""
 SHARE = 0.01
-"""Of the rows served, those that trials may have besides."""
+"""Share of the rows served that trials may have in addition."""
 
 
 class Verified(StrEnum):
-    """What is known of whether a model's requests can share a batch."""
+    """The verification state of a model's requests."""
 
     UNVERIFIED = "unverified"
     VERIFIED = "verified"
     REFUTED = "refuted"
     ASSERTED = "asserted"
-    """The policy says so: what is checked is only reported."""
+    """The policy asserts the axis: checks are only reported."""
     CONTRADICTED = "contradicted"
-    """The policy says so, and a batch gave another answer: requests are merged all the same."""
+    """The policy asserts the axis, but a batch gave another answer: requests are still merged."""
     OFF = "off"
-    """Nothing is checked: the policy believes the server, or there is nothing to merge."""
+    """Nothing is checked: the policy trusts the server's metadata, or there is nothing to merge."""
 
 
 class Record:
-    """The checks of one model version, and the rows that they have cost."""
+    """The checks of one model version, and the rows that they used."""
 
     __slots__ = ("checks", "disagreed", "refused", "rows")
 
     def __init__(self) -> None:
         self.checks: dict[object, Check] = {}
         self.rows = 0
-        """Of trials."""
+        """Rows of trials."""
         self.refused: int | None = None
         """Rows of the smallest batch of copies that was answered with an error."""
         self.disagreed = ""
-        """Where an answer alone and one in a batch differed; "" while none did."""
+        """Where an answer in a batch differed from one without batching; "" while none did."""
 
     def admit(
         self, form: object, tolerance: float, shelf: Shelf, *, asserted: bool, sequence: SequenceAxis | None = None
     ) -> Check:
-        """Begin a check; where there are too many, the one that has come least far makes room."""
+        """Begin a check; if there are too many, it replaces the least advanced one."""
         rivals = [key for key, check in self.checks.items() if check.verified == asserted]
         if len(rivals) >= MAX_FORMS:
             least = min(rivals, key=lambda key: self.checks[key].pace.answers)
@@ -66,17 +66,17 @@ class Record:
         return check
 
     def room(self, served: int) -> int:
-        """Return the rows that trials may have now, of a model that has served so many."""
+        """Return the rows that trials may have now, if the model has ``served`` so many."""
         return int(FREE_ROWS + SHARE * served) - self.rows
 
     def clear(self) -> None:
-        """Let go of all requests kept."""
+        """Drop all kept requests."""
         for check in self.checks.values():
             check.samples.clear()
 
     @property
     def state(self) -> Verified:
-        """The state of the form that has come farthest."""
+        """The state of the most advanced form."""
         if self.disagreed:
             return Verified.REFUTED
         return Verified.VERIFIED if any(check.verified for check in self.checks.values()) else Verified.UNVERIFIED
@@ -91,7 +91,7 @@ class Record:
 
     @property
     def padding(self) -> str:
-        """A sentence on whether requests of different lengths share batches: of a form that is not, if there is one."""
+        """A sentence on whether requests of different lengths share batches; about a form that doesn't, if any."""
         refuted = next((check for check in self.checks.values() if check.unpadded), self._farthest)
         return "" if refuted is None else refuted.padding
 

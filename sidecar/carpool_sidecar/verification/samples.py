@@ -1,4 +1,4 @@
-"""Requests that were answered alone, kept to be compared with their rows in a batch. Bounded in bytes."""
+"""Requests answered without batching, kept to compare with their rows in a batch. Bounded in bytes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.headers import Facts
 
 MAX_SAMPLES = 8
-"""Requests kept of one check."""
+"""Most requests kept for one check."""
 
 MAX_BYTES = 16 * 2**20
-"""Bytes kept of all checks together, requests with their answers."""
+"""Most bytes kept for all checks together, requests with their answers."""
 
 MAX_SAMPLE = MAX_BYTES // 2
-"""Bytes of one request with its answer: a trial needs two."""
+"""Most bytes of one request with its answer: a trial needs two."""
 
 COMPARED = 16
-"""Rows of a request that are compared at most."""
+"""Most rows of a request that are compared."""
 
 
 @dataclass(slots=True, eq=False)
 class Sample:
-    """A request with the answer that it got alone. ``digest`` is of its rows; ``size`` in bytes, with its answer."""
+    """A request with its answer without batching. ``digest`` is of its rows; ``size`` in bytes, with its answer."""
 
     parsed: Parsed[Any]
     facts: Facts
@@ -39,7 +39,7 @@ class Sample:
     digest: bytes
     size: int
     seen: int = 1
-    """How often a request with these rows was answered alone."""
+    """How often a request with these rows was answered without batching."""
 
     def part(self, start: int, stop: int) -> Message:
         """Return the answer to some of its rows."""
@@ -47,13 +47,13 @@ class Sample:
 
 
 def part(parsed: Parsed[Any], answer: Piece, start: int, stop: int) -> Message:
-    """Return some rows of an answer, as an answer of its own."""
+    """Return some rows of an answer, as a separate answer."""
     piece = Piece(answer.answer, answer.start + start, answer.start + stop)
     return CODECS[parsed.endpoint.protocol].assemble(parsed, [piece])
 
 
 def digest_of(parsed: Parsed[Any]) -> bytes:
-    """Return a digest of the rows of a request: equal for equal rows, whatever the request is called."""
+    """Return a digest of the rows of a request: equal for equal rows, independent of the request's id."""
     digest = blake2b(digest_size=16)
     for piece in CODECS[parsed.endpoint.protocol].merge([Portion(parsed, 0, parsed.rows)]).parts:
         digest.update(piece)
@@ -61,7 +61,7 @@ def digest_of(parsed: Parsed[Any]) -> bytes:
 
 
 class Shelf:
-    """The room that all samples share. Where it is full, those make room that were begun first."""
+    """The memory that all samples share. When it is full, the oldest sets of samples are dropped."""
 
     def __init__(self, room: int = MAX_BYTES) -> None:
         self.room = room
@@ -69,7 +69,7 @@ class Shelf:
         self._users: dict[Samples, None] = {}
 
     def take(self, samples: Samples, size: int) -> bool:
-        """Give room for one more sample; False where it is larger than all that others could give up."""
+        """Reserve room for one more sample; False if it is larger than all that others could release."""
         if size > self.room - samples.size:
             return False
         while self.held + size > self.room:
@@ -79,16 +79,16 @@ class Shelf:
         return True
 
     def leave(self, samples: Samples, size: int) -> None:
-        """Take room back."""
+        """Release room."""
         self.held -= size
         if not samples.kept:
             self._users.pop(samples, None)
 
 
 class Samples:
-    """What one check keeps: among requests that could share a batch, those whose answers differ.
+    """The samples of one check: among requests that could share a batch, those with different answers.
 
-    A trial of two requests with equal answers would agree whatever the model does with rows, so of these one is kept.
+    A trial of two requests with equal answers would agree with any model, so only one of these is kept.
     """
 
     __slots__ = ("kept", "padded", "shelf", "size")
@@ -96,13 +96,13 @@ class Samples:
     def __init__(self, shelf: Shelf, *, padded: bool = False) -> None:
         self.kept: list[Sample] = []
         self.padded = padded
-        """Whether requests could share a batch that differ in length."""
+        """Whether requests of different lengths could share a batch."""
         self.shelf = shelf
         self.size = 0
         """Bytes."""
 
     def add(self, sample: Sample, tolerance: Tolerance) -> Difference | None:
-        """Take a sample, unless it shows nothing new; a difference between the answers to equal rows, both alone."""
+        """Add a sample if it is new; return a difference between two unbatched answers to equal rows."""
         mates = [each for each in self.kept if self._key(each) == self._key(sample)]
         for mate in mates:
             if mate.digest == sample.digest:
@@ -124,7 +124,7 @@ class Samples:
     def of_several_lengths(self) -> list[Sample]:
         """Return the most that could share a batch and differ in length: the shortest, the longest, and so on inwards.
 
-        So the first two differ, and whatever begins or ends with them.
+        So the first two differ in length in every trial of them.
         """
         groups = [each for each in self._groups() if len({sample.parsed.key for sample in each}) > 1]
         most: list[Sample] = max(groups, key=len, default=[])
@@ -144,11 +144,11 @@ class Samples:
         return sample.parsed.key if not self.padded or fit is None or fit.key is None else fit.key
 
     def repeated(self) -> Sample | None:
-        """Return the request that was answered alone most often."""
+        """Return the request that was answered without batching most often."""
         return max(self.kept, key=lambda each: each.seen, default=None)
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Drop all samples."""
         while self.kept:
             self._drop(self.kept[0])
 

@@ -1,7 +1,7 @@
-"""Sends copies of a few requests through the Batcher, compares what comes back, and acts on it.
+"""Sends copies of a few requests through the Batcher, compares the answers, and acts on the result.
 
-Everything here happens behind the callers' backs: their requests wait for none of it, and a fault of it costs none of
-them. What a trial costs the model is bounded by ``Record.room``.
+Callers never wait for this, and an error here affects none of their requests. ``Record.room`` bounds the model's extra
+work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 AGREED, DISAGREED, FAILED = "agreed", "disagreed", "failed"
 
 REFUSED = frozenset({400, 405, 413, 415, 422, 500})
-"""Statuses of a trial that may be the model's word on batches; others are about this moment, or about the caller."""
+"""Statuses of a trial that may mean that the model refuses batches; others are temporary, or about the caller."""
 
 
 class Courier(Protocol):
@@ -42,23 +42,23 @@ class Courier(Protocol):
     def carry(
         self, entry: Entry, trial: Trial, message: Message, answered: Callable[[UpstreamAnswer | None], None]
     ) -> None:
-        """Send a copy; ``answered`` gets the upstream's answer, or None where there was none."""
+        """Send a copy; ``answered`` is called with the upstream's answer, or None if there was none."""
 
     def cap(self, entry: Entry) -> int:
         """Return the rows that a batch of a model may have."""
 
     def quick(self, entry: Entry) -> int:
-        """Return the rows of a trial that keeps nobody waiting for long."""
+        """Return the rows of a trial that delays other requests only shortly."""
 
     def served(self, entry: Entry) -> int:
         """Return the rows that a model has served."""
 
     def quarantine(self, entry: Entry, *, on: bool) -> None:
-        """Merge nothing of a model, what waits already included; or merge it again."""
+        """Stop merging a model's requests, waiting ones included; or merge them again."""
 
 
 class Verifier:
-    """Decides which requests may be merged, from what is seen of the answers to them."""
+    """Decides which requests may be merged, from their answers."""
 
     def __init__(
         self, courier: Courier, policy: BatchingPolicy, clock: Callable[[], float], log: logging.Logger
@@ -79,7 +79,7 @@ class Verifier:
     # ------------------------------------------------------------------------------------------------- questions
 
     def admit(self, entry: Entry, parsed: Parsed[Any]) -> tuple[bytes | None, Check | None]:
-        """Return the key under which a request may be merged (None: not at all), and who looks at its answer."""
+        """Return the key under which a request may be merged (None: not at all), and the check for its answer."""
         fit = parsed.fit
         if self.off:
             return parsed.key if fit is None or fit.key is None else fit.key, None
@@ -92,7 +92,7 @@ class Verifier:
         return parsed.key if check.verified and fit is None else check.key_of(parsed), check
 
     def state(self, entry: Entry) -> tuple[Verified, str]:
-        """Return what is known of a model, and a sentence on it."""
+        """Return a model's verification state, and a sentence on it."""
         if self.off:
             return Verified.OFF, "the policy says verification mode Never"
         record = entry.record
@@ -133,7 +133,7 @@ class Verifier:
     # ------------------------------------------------------------------------------------------------- observations
 
     def configure(self, policy: BatchingPolicy, entries: Sequence[Entry]) -> None:
-        """Take a new policy; what was verified under other rules is verified anew."""
+        """Apply a new policy; under other rules everything is verified again."""
         before, self._policy = self._policy, policy
         self.off = _is_off(policy)
         same = (before.verification, before.idempotent) == (policy.verification, policy.idempotent)
@@ -146,7 +146,7 @@ class Verifier:
                 self.forget(entry)
 
     def forget(self, entry: Entry) -> None:
-        """Verify a model anew: it is another one now, or other rules hold."""
+        """Verify a model again: it was replaced, or the rules changed."""
         entry.record.clear()
         entry.record = Record()
         entry.configure(entry.configured)
@@ -154,7 +154,7 @@ class Verifier:
     def answered_alone(
         self, entry: Entry, check: Check, parsed: Parsed[Any], facts: Facts, headers: Headers, body: Buffer
     ) -> None:
-        """Look at a good answer to a request that was sent alone."""
+        """Check a good answer to an unbatched request."""
         now = self._clock()
         size = parsed.size + len(body)
         if not check.looks(now) or size > MAX_SAMPLE or self._refuted(entry):
@@ -166,7 +166,7 @@ class Verifier:
             if check.verified and self._copy(entry, check, portions[0], piece, facts):
                 return
             if check.settled or not self._policy.idempotent:
-                return  # it has its rows, and that is all there is to see
+                return  # it has its rows, and nothing else is to be checked
             difference = check.answered_alone(Sample(parsed, facts, piece, digest_of(parsed), size))
         except TooLarge as error:
             check.trouble = str(error)
@@ -193,7 +193,7 @@ class Verifier:
     def answered_together(
         self, entry: Entry, check: Check, portion: Portion, piece: Piece, facts: Facts, rows: int, *, padded: bool
     ) -> None:
-        """Take note of a batch of ``rows`` that was answered and shared out; ``portion``: the one to check.
+        """Note a batch of ``rows`` that was answered and split; ``portion``: the one to check.
 
         ``padded``: whether its rows were.
         """
@@ -208,7 +208,7 @@ class Verifier:
                 return
             parsed, start, stop = portion
             if not check.settled and not padded and stop - start == parsed.rows and check.looks(now):
-                # Its rows are known to be answered as if it had been sent alone: only padding is left to be tried.
+                # Its rows are known to get the same answers without batching: only padding remains to be verified.
                 answer = part(parsed, piece, 0, parsed.rows)
                 self.answered_alone(entry, check, parsed, facts, answer.headers, b"".join(answer.parts))
             if not due:
@@ -221,7 +221,7 @@ class Verifier:
             self._send(entry, check, trial)
 
     def measure(self, lane: str, rows: int) -> None:
-        """Send one batch of so many rows, made of copies of the next request that is answered; 0: none."""
+        """Send one batch of ``rows``, made of copies of the next answered request; 0: none."""
         if rows:
             self._wanted[lane] = rows
         else:
@@ -243,7 +243,7 @@ class Verifier:
         return True
 
     def shared_out_wrong(self, entry: Entry, check: Check, error: WrongRows, *, padded: bool) -> None:
-        """Take note of a batch whose answer could not be shared out."""
+        """Note a batch whose answer could not be split."""
         if error.reason != UNREADABLE and not self._refuted(entry):
             self._disagrees(entry, check, f"of a batch, {error}", padded=padded)
 
@@ -281,7 +281,7 @@ class Verifier:
         self._courier.carry(entry, trial, message, answered)
 
     def _concluded(self, entry: Entry, check: Check, trial: Trial, answer: UpstreamAnswer | None) -> None:
-        """Compare what a trial was answered with what its rows were answered before."""
+        """Compare a trial's answer with the previous answers to its rows."""
         now = self._clock()
         rejected = ""
         if answer is None:
@@ -306,7 +306,7 @@ class Verifier:
         if rejected:
             why = f"a {self._name(trial)}, made of requests that were answered, was answered with {rejected}"
             if trial.kind is Kind.COPIES and answer.status in REFUSED:
-                # It may be too large for this model, which says nothing of its rows.
+                # It may be too large for this model, which is no evidence about its rows.
                 entry.record.refused = min(trial.rows, entry.record.refused or trial.rows)
             counts = trial.kind not in {Kind.LIVE, Kind.COPIES} and (answer.status in REFUSED or answer.status < 300)
             if not counts:
@@ -336,7 +336,7 @@ class Verifier:
 
     @staticmethod
     def _refuted(entry: Entry) -> bool:
-        """Whether nothing of a model is merged any more: what is still under way shows nothing new."""
+        """Whether the model's requests are no longer merged: trials under way show nothing new then."""
         return entry.alone == REFUTED
 
     @staticmethod
@@ -347,7 +347,7 @@ class Verifier:
         return f"{padded}trial batch of {trial.rows} rows"
 
     def _disagrees(self, entry: Entry, check: Check, why: str, *, padded: bool = False) -> None:
-        """Stop merging at once, or padding where rows were padded; where the policy asserts the axis, only say so."""
+        """Stop merging at once, or padding if rows were padded; if the policy asserts the axis, only report it."""
         self._count(entry, DISAGREED)
         if padded:
             if check.unpadded:
