@@ -27,6 +27,7 @@ ALLOWED: dict[Import, str] = {
     ("carpool_sidecar.http1.upstream", "carpool_sidecar.http1.calls"): "a connection knows the call that it serves",
     ("carpool_sidecar.http1.connection", "carpool_sidecar.http1.server"): "a connection knows its server",
     ("carpool_sidecar.http1.exchange", "carpool_sidecar.http1.connection"): "an exchange knows its connection",
+    ("carpool_sidecar.http1.incoming", "carpool_sidecar.http1.connection"): "it makes exchanges of a connection",
 }
 """Imports that close a cycle, each for types alone, and why they may."""
 

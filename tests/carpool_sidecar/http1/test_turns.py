@@ -83,9 +83,9 @@ async def test_a_million_chunks_of_one_byte(busy):
     chunks = 40_000
     wire.feed(CHUNKED)
     wire.feed(b"1\r\nx\r\n" * chunks)
-    assert wire.protocol._body.kept < chunks
+    assert wire.protocol._intake._reader.kept < chunks
     assert other.feed(GET % 1) == OK0
-    assert await passes(lambda: wire.protocol._body.kept == chunks) > 2
+    assert await passes(lambda: wire.protocol._intake._reader.kept == chunks) > 2
     wire.feed(b"0\r\n\r\n" + GET % 2)
     await passes(lambda: wire.written.endswith(OK0))
     assert busy.app.events[-4][:2] == ("request", b"/c")
