@@ -167,9 +167,21 @@ class Connection(asyncio.Protocol):
             wire.transport.abort()
             return
         if now >= self._patience.deadline:
-            self._incoming.time_is_up(self, now)
+            self._patience.deadline = NEVER
+            self._hurry(now)
         if wire.eof and self._outgoing.queue and peer_has_reset(wire.transport):
             wire.transport.abort()
+
+    def _hurry(self, now: float) -> None:
+        """Act where the client's time for its next request, its head or its body is over."""
+        exchange = self._intake.exchange
+        if exchange is not None:
+            if (refusal := self._patience.body_is_late(now, self._intake.size)) is not None:
+                self._incoming.break_body(exchange, refusal)
+        elif self._wire.unread:
+            self._incoming.refuse(self, self._patience.head_is_late())
+        else:
+            self._wire.transport.close()
 
     # Called when others had their turn
 

@@ -239,18 +239,6 @@ class Incoming:
             text = "the connection ended before the request's head did"
             self.refuse(connection, HttpError(400, "truncated-head", text))
 
-    def time_is_up(self, connection: Connection, now: float) -> None:
-        """Act on a read deadline that has passed."""
-        self._patience.deadline = NEVER
-        exchange = self._intake.exchange
-        if exchange is not None:
-            if (refusal := self._patience.body_is_late(now, self._intake.size)) is not None:
-                self.break_body(exchange, refusal)
-        elif self._wire.unread:
-            self.refuse(connection, self._patience.head_is_late())
-        else:
-            self._wire.transport.close()
-
     def break_body(self, exchange: Exchange, refusal: HttpError) -> None:
         """Give up a request in its body."""
         self._wire.move_to(Phase.REFUSED)
