@@ -16,7 +16,7 @@ from carpool_sidecar.protocols.common import Endpoint
 
 if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend
-    from carpool_sidecar.driver import Driver
+    from carpool_sidecar.dispatch.driver import Driver
     from carpool_sidecar.generation.requests import Endpoint as Generative
     from carpool_sidecar.generation.streams import Streams
     from carpool_sidecar.http1.exchange import Exchange

@@ -23,7 +23,7 @@ from carpool_sidecar.config import itself
 from carpool_sidecar.config.descriptors import ADMIN_CONNECTIONS, open_files, share
 from carpool_sidecar.config.settings import EVERY_MODEL, address_of
 from carpool_sidecar.config.watching import ConfigFile, watch
-from carpool_sidecar.driver import Driver
+from carpool_sidecar.dispatch.driver import Driver
 from carpool_sidecar.generation.engine_metrics import EngineMetrics
 from carpool_sidecar.generation.streams import Streams
 from carpool_sidecar.http1.limits import ServerLimits

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from carpool.generation.requests import Reason
-from carpool_sidecar.answers import retry_after
+from carpool_sidecar.dispatch.answers import retry_after
 from carpool_sidecar.generation.answers import ERROR, Ending, Ends, Events, ending
 from carpool_sidecar.generation.requests import Api, Asked
 from carpool_sidecar.http1.forward import Forwarding

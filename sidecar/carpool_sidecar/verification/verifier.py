@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from carpool.policy.spec import BatchingPolicy, SequenceAxis
-    from carpool_sidecar.answers import UpstreamAnswer
+    from carpool_sidecar.dispatch.answers import UpstreamAnswer
     from carpool_sidecar.models import Entry
     from carpool_sidecar.protocols.common import Buffer, Message, Parsed, Piece
     from carpool_sidecar.protocols.headers import Facts, Headers

@@ -12,7 +12,7 @@ import pytest
 from carpool.batching.requests import Estimate
 from carpool_sidecar.backends.base import Document
 from carpool_sidecar.config.settings import parse
-from carpool_sidecar.driver import Flight, Waiter
+from carpool_sidecar.dispatch.driver import Flight, Waiter
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.models import MAX_ENTRIES, OTHER

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.batching.requests import FaultKind, Refused
-from carpool_sidecar.answers import REFUSALS, callers_fault, fault_kind, retry_after, shareable
+from carpool_sidecar.dispatch.answers import REFUSALS, callers_fault, fault_kind, retry_after, shareable
 
 
 def test_headers_of_one_body_or_one_caller_are_not_shared():

@@ -23,7 +23,7 @@ from carpool.batching.requests import (
     Request,
     time_of,
 )
-from carpool_sidecar.answers import (
+from carpool_sidecar.dispatch.answers import (
     REFUSALS,
     UNRESOLVED,
     UpstreamAnswer,
@@ -33,6 +33,7 @@ from carpool_sidecar.answers import (
     shareable,
     without_text,
 )
+from carpool_sidecar.dispatch.request_counts import RequestCounts
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable, parts_of, size_of
 from carpool_sidecar.protocols import CODECS
@@ -40,7 +41,6 @@ from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, Wron
 from carpool_sidecar.protocols.headers import Reader, differing
 from carpool_sidecar.protocols.limits import DEFAULT
 from carpool_sidecar.protocols.padding import TOO_LARGE, Fit
-from carpool_sidecar.request_counts import RequestCounts
 from carpool_sidecar.verification.check import LEAST_ROWS, TRIAL_ROWS, Kind
 from carpool_sidecar.verification.record import REFUTED, UNVERIFIED
 from carpool_sidecar.verification.verifier import Verifier
