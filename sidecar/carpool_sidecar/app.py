@@ -126,7 +126,7 @@ class DataApp:
             # An answer may end before its request does: it took no time then.
             began = exchange.received_at or exchange.sent_at
             seconds = exchange.sent_at - began
-            self.forwarded.count(exchange.method, exchange.path, exchange.status, seconds, self._driver.due)
+            self.forwarded.count(exchange.method, exchange.path, exchange.status, seconds, self._driver.terms.due)
 
     def disconnected(self, exchange: Exchange) -> None:
         """Stop working for a caller who left."""

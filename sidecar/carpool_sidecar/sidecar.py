@@ -305,8 +305,7 @@ class Sidecar:
 
     def _use(self, config: SidecarConfig, change: int | None = None) -> None:
         self.config = config
-        self.driver.due = config.policy.slo.due
-        self.driver.timeout = config.policy.admission.seconds(config.policy.slo.due)
+        self.driver.terms.follow(config.policy)
         self._read(config)
         self.batcher.admit(config.policy.admission)
         self.batcher.idempotent, self.batcher.undecided = config.policy.idempotent, config.undecided
@@ -340,10 +339,10 @@ class Sidecar:
     def _read(self, config: SidecarConfig) -> None:
         """Have requests read by this configuration's rules."""
         prepare(config.limits)
-        self.driver.limits = config.limits
-        if self.driver.reader.across != {name.encode() for name in config.policy.batch_across}:
+        self.driver.terms.limits = config.limits
+        if self.driver.terms.reader.across != {name.encode() for name in config.policy.batch_across}:
             self._readers += 1
-            self.driver.reader = Reader(config.policy.batch_across, self._readers)
+            self.driver.terms.reader = Reader(config.policy.batch_across, self._readers)
 
     def _largest(self, model: str) -> int:
         """Return the most rows that a batch of a model may ever have."""

@@ -78,7 +78,7 @@ async def test_a_new_policy_takes_hold(world, tmp_path):
     }
     path.write_text(world.config(policy=policy))
     sidecar.file.look()
-    assert (sidecar.driver.due, sidecar.driver.timeout) == (0.07, 3.0)
+    assert (sidecar.driver.terms.due, sidecar.driver.terms.timeout) == (0.07, 3.0)
     assert sidecar.batcher.model("m").cap == 2
     assert next(iter(sidecar.models)).alone == "axis-none"
     client = world.client(sidecar.address)

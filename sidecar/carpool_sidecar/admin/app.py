@@ -266,7 +266,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
         rolled_back=list(sidecar.control.guard.rolled_back.values()),
         change_error=None if changes is None else changes.error,
         rejected={} if changes is None else dict(changes.rejected),
-        slo_seconds=sidecar.driver.due,
+        slo_seconds=sidecar.driver.terms.due,
         queue=report.Queue(
             rows=batcher.queued_rows,
             bytes=sum(state.load.size for state in batcher.models()),

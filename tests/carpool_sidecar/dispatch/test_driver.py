@@ -12,7 +12,8 @@ import pytest
 from carpool.batching.requests import Estimate
 from carpool_sidecar.backends.base import Document
 from carpool_sidecar.config.settings import parse
-from carpool_sidecar.dispatch.driver import Flight, Waiter
+from carpool_sidecar.dispatch.flights import Flight
+from carpool_sidecar.dispatch.waiters import Waiter
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.models import MAX_ENTRIES, OTHER
@@ -221,7 +222,7 @@ async def test_the_policys_timeout_holds_for_everybody(world):
 async def test_an_upstream_that_is_down_is_503(world):
     sidecar, client = await world.start()
     told = []
-    sidecar.driver._unreachable = lambda: told.append(1)
+    sidecar.driver._flights._unreachable = lambda: told.append(1)
     await world.model.die()
     first = await client.predict(b"1")
     assert (first.status, first.json["reason"]) in {(503, "upstream-refused"), (502, "upstream-reset")}

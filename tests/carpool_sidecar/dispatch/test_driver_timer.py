@@ -12,7 +12,8 @@ from carpool.batching.requests import Estimate
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Axis, Model, for_p99
-from carpool_sidecar.dispatch.driver import RESOLUTION, Driver
+from carpool_sidecar.dispatch.alarm import RESOLUTION
+from carpool_sidecar.dispatch.driver import Driver
 from carpool_sidecar.http1.fields import FieldLines
 from carpool_sidecar.models import ModelTable
 from carpool_sidecar.protocols.common import Endpoint
