@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from carpool_sidecar.dispatch.driver import Driver
     from carpool_sidecar.generation.requests import Endpoint as Generative
     from carpool_sidecar.generation.streams import Streams
-    from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.jobs.app import JobsApp
     from carpool_sidecar.models import ModelTable
 

@@ -28,7 +28,7 @@ from carpool_sidecar.generation.engine_metrics import EngineMetrics
 from carpool_sidecar.generation.streams import Streams
 from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.memory import Budget
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.server.server import Server
 from carpool_sidecar.http1.timing import Turns
 from carpool_sidecar.jobs.app import JobsApp
 from carpool_sidecar.jobs.desk import Desk

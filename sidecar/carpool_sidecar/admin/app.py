@@ -23,8 +23,8 @@ from carpool_sidecar.tuning.capacity import ModelLoad
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.models import Entry
     from carpool_sidecar.sidecar import Sidecar
 

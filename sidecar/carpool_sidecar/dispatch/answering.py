@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from carpool.batching.requests import Fault, FaultKind
 from carpool_sidecar.dispatch.answers import REFUSALS, UNRESOLVED, UpstreamAnswer, retry_after
-from carpool_sidecar.http1.calls import UpstreamError
+from carpool_sidecar.http1.client.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.common import WrongRows
@@ -14,8 +14,8 @@ from carpool_sidecar.protocols.common import WrongRows
 if TYPE_CHECKING:
     from carpool.batching.requests import Batch, Refusal, Request
     from carpool_sidecar.dispatch.waiters import Shadow, Waiter
-    from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.protocols.common import Piece
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from carpool.batching.requests import Action
     from carpool.policy.spec import BatchingPolicy
     from carpool_sidecar.backends.base import Backend
-    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.models import ModelTable
     from carpool_sidecar.protocols.common import Endpoint, Parsed
     from carpool_sidecar.protocols.headers import Facts

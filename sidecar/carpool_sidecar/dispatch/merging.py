@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from carpool.batching.model_state import ModelState
     from carpool_sidecar.dispatch.request_counts import RequestCounts
-    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.models import Entry
     from carpool_sidecar.protocols.common import Parsed
     from carpool_sidecar.verification.check import Check

@@ -16,7 +16,7 @@ from carpool_sidecar.jobs.shapes import shown_job
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.jobs.desk import Desk
 
     Work = Callable[[Exchange], Coroutine[None, None, None]]

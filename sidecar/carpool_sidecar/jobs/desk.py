@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool_sidecar.config.settings import Jobs, SidecarConfig
-    from carpool_sidecar.http1.exchange import Exchange
-    from carpool_sidecar.http1.server import Server
+    from carpool_sidecar.http1.server.exchange import Exchange
+    from carpool_sidecar.http1.server.server import Server
     from carpool_sidecar.jobs.headroom import Seen
 
 

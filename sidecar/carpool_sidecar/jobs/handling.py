@@ -14,7 +14,7 @@ from carpool_sidecar.jobs.records import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.server.exchange import Exchange
 
 JSON = [(b"content-type", b"application/json")]
 

@@ -19,7 +19,7 @@ from carpool_sidecar.jobs.upload import Upload
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.jobs.desk import Desk
     from carpool_sidecar.jobs.records import File
 

@@ -16,7 +16,7 @@ from carpool_sidecar.jobs.shapes import shown_file
 if TYPE_CHECKING:
     from typing import Any
 
-    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.jobs.desk import Desk
     from carpool_sidecar.jobs.handling import Handling
 

@@ -14,7 +14,7 @@ from carpool_sidecar.backends.base import Document
 from carpool_sidecar.config.settings import parse
 from carpool_sidecar.dispatch.flights import Flight
 from carpool_sidecar.dispatch.waiters import Waiter
-from carpool_sidecar.http1.calls import UpstreamError
+from carpool_sidecar.http1.client.calls import UpstreamError
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.models import MAX_ENTRIES, OTHER
 

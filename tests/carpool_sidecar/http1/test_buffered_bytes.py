@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from carpool_sidecar.http1.forward import ForwardAll
+from carpool_sidecar.http1.relay.forward import ForwardAll
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 HEAD = b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"

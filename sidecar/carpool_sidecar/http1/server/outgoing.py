@@ -6,17 +6,17 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.http1.messages import CONTINUE
+from carpool_sidecar.http1.server.wire import Phase
 from carpool_sidecar.http1.sockets import reset
 from carpool_sidecar.http1.timing import NEVER
-from carpool_sidecar.http1.wire import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from carpool_sidecar.http1.exchange import Application, Exchange
-    from carpool_sidecar.http1.intake import Intake
-    from carpool_sidecar.http1.patience import Patience
-    from carpool_sidecar.http1.wire import Wire
+    from carpool_sidecar.http1.server.exchange import Application, Exchange
+    from carpool_sidecar.http1.server.intake import Intake
+    from carpool_sidecar.http1.server.patience import Patience
+    from carpool_sidecar.http1.server.wire import Wire
 
 
 class Outgoing:

@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import pytest
 
-from carpool_sidecar.http1.calls import Upload
-from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.client.calls import Upload
+from carpool_sidecar.http1.client.pool import Pool
+from carpool_sidecar.http1.client.upstream import Upstream
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.messages import CHUNKED, content_length, encode_request_head
-from carpool_sidecar.http1.upstream import Upstream
 
 GET = encode_request_head(b"GET", b"/", [(b"Host", b"h")])
 HEAD = encode_request_head(b"HEAD", b"/", [(b"Host", b"h")])

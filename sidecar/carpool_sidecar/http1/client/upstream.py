@@ -20,8 +20,8 @@ from carpool_sidecar.http1.parsing import (
 from carpool_sidecar.http1.timing import BULK, NEVER
 
 if TYPE_CHECKING:
-    from carpool_sidecar.http1.calls import Call, FailureKind, StreamReceiver
-    from carpool_sidecar.http1.client import Pool
+    from carpool_sidecar.http1.client.calls import Call, FailureKind, StreamReceiver
+    from carpool_sidecar.http1.client.pool import Pool
     from carpool_sidecar.http1.messages import Buffer
 
 

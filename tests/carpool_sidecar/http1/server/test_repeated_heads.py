@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.client.pool import Pool
+from carpool_sidecar.http1.client.upstream import Upstream
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.messages import (
     CONTINUE,
@@ -20,7 +21,6 @@ from carpool_sidecar.http1.messages import (
     forwardable,
 )
 from carpool_sidecar.http1.parsing import LONGEST_KEPT
-from carpool_sidecar.http1.upstream import Upstream
 
 POST = b"POST /p HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %d\r\nContent-Length: 5\r\n\r\n"
 GET = b"GET /g HTTP/1.1\r\nHost: h\r\n\r\n"

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from carpool_sidecar.http1.client import Pool
-from carpool_sidecar.http1.forward import ForwardAll, Forwarding
+from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.memory import Budget
+from carpool_sidecar.http1.relay.forward import ForwardAll, Forwarding
 
 GET = b"GET /a?b=c HTTP/1.1\r\nHost: model\r\n\r\n"
 

@@ -9,10 +9,10 @@ from carpool_sidecar.http1.memory import count_while_alive, counts_itself
 from carpool_sidecar.http1.parsing import HttpError
 
 if TYPE_CHECKING:
-    from carpool_sidecar.http1.exchange import Exchange, Sink
     from carpool_sidecar.http1.limits import ServerLimits
     from carpool_sidecar.http1.memory import Budget
     from carpool_sidecar.http1.messages import Buffer
+    from carpool_sidecar.http1.server.exchange import Exchange, Sink
 
 BUFFERS_FULL = "buffers-full"
 """The reason of a refusal for want of room in the budget."""

@@ -7,12 +7,12 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.http1.calls import Call, FailureKind, Receiver, StreamReceiver, Upload, UpstreamError
+from carpool_sidecar.http1.client.calls import Call, FailureKind, Receiver, StreamReceiver, Upload, UpstreamError
+from carpool_sidecar.http1.client.upstream import Tunnel, Upstream
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.memory import Budget
 from carpool_sidecar.http1.sockets import unix_socket
 from carpool_sidecar.http1.timing import NEVER, Ticker, Turns
-from carpool_sidecar.http1.upstream import Tunnel, Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable

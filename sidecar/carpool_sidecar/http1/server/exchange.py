@@ -12,6 +12,7 @@ from carpool_sidecar.http1.messages import (
     Added,
     Body,
     Buffer,
+    Flow,
     Headers,
     chunk_of,
     content_length,
@@ -23,9 +24,9 @@ from carpool_sidecar.http1.messages import (
 )
 
 if TYPE_CHECKING:
-    from carpool_sidecar.http1.connection import Connection
+    from carpool_sidecar.http1.client.upstream import Upstream
     from carpool_sidecar.http1.parsing import HttpError, RequestHead
-    from carpool_sidecar.http1.upstream import Upstream
+    from carpool_sidecar.http1.server.connection import Connection
 
 _CLOSE = (b"connection", b"close")
 _KEEP_ALIVE = (b"connection", b"keep-alive")
@@ -81,16 +82,6 @@ class Overflow(Protocol):
 
         ``too_large``: the body is over its limit, and would be at any other time.
         """
-
-
-class Flow(Protocol):
-    """Who is told when a streamed answer meets backpressure."""
-
-    def pause_writing(self) -> None:
-        """Stop: what was written piles up, since the other side reads too slowly or earlier answers go first."""
-
-    def resume_writing(self) -> None:
-        """Go on: it has been taken."""
 
 
 class Exchange:

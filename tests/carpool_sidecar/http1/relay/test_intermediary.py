@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from carpool_sidecar.http1.forward import ForwardAll
-from carpool_sidecar.http1.intermediary import hops_left, one_hop_less, upgrade_fields
+from carpool_sidecar.http1.relay.forward import ForwardAll
+from carpool_sidecar.http1.relay.intermediary import hops_left, one_hop_less, upgrade_fields
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.http1.calls import Call, Upload, UpstreamError
-from carpool_sidecar.http1.intermediary import COUNTED, final_answer, hops_left, offer, one_hop_less, upgrade_fields
+from carpool_sidecar.http1.client.calls import Call, Upload, UpstreamError
 from carpool_sidecar.http1.messages import (
     CHUNKED,
     Added,
@@ -18,12 +17,20 @@ from carpool_sidecar.http1.messages import (
     has_body,
 )
 from carpool_sidecar.http1.parsing import IN_CHUNKS
+from carpool_sidecar.http1.relay.intermediary import (
+    COUNTED,
+    final_answer,
+    hops_left,
+    offer,
+    one_hop_less,
+    upgrade_fields,
+)
 
 if TYPE_CHECKING:
-    from carpool_sidecar.http1.client import Pool
-    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.client.pool import Pool
+    from carpool_sidecar.http1.client.upstream import Upstream
     from carpool_sidecar.http1.parsing import HttpError
-    from carpool_sidecar.http1.upstream import Upstream
+    from carpool_sidecar.http1.server.exchange import Exchange
 
 # Bodies up to here are read whole first: one write upstream instead of two, and a stale connection may be retried.
 _SMALL = 64 * 1024

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.server.server import Server
 
 GET = b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n"
 POST = b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n"

@@ -10,21 +10,21 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from carpool_sidecar.http1.incoming import Incoming
-from carpool_sidecar.http1.intake import Intake
-from carpool_sidecar.http1.outgoing import Outgoing
 from carpool_sidecar.http1.parsing import HttpError
-from carpool_sidecar.http1.patience import Patience
+from carpool_sidecar.http1.server.incoming import Incoming
+from carpool_sidecar.http1.server.intake import Intake
+from carpool_sidecar.http1.server.outgoing import Outgoing
+from carpool_sidecar.http1.server.patience import Patience
+from carpool_sidecar.http1.server.wire import Phase, Wire
 from carpool_sidecar.http1.sockets import peer_has_reset
 from carpool_sidecar.http1.timing import NEVER
 from carpool_sidecar.http1.tunnel import splice
-from carpool_sidecar.http1.wire import Phase, Wire
 
 if TYPE_CHECKING:
-    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.client.upstream import Upstream
     from carpool_sidecar.http1.messages import Buffer
-    from carpool_sidecar.http1.server import Server
-    from carpool_sidecar.http1.upstream import Upstream
+    from carpool_sidecar.http1.server.exchange import Exchange
+    from carpool_sidecar.http1.server.server import Server
 
 
 class Connection(asyncio.Protocol):

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import httptools
 
 from carpool_sidecar.http1.fields import FieldLines
-from carpool_sidecar.http1.parsing import LONGEST_KEPT, HeadCheck, HttpError, RequestHead, parse_request_head
+from carpool_sidecar.http1.parsing import LONGEST_KEPT, TOKEN, HeadCheck, HttpError, RequestHead, parse_request_head
 
 if TYPE_CHECKING:
     from carpool_sidecar.http1.limits import ServerLimits
 
 UNREAD = RequestHead(b"", b"", FieldLines(), 1, False, 0, False)
 """Stands for a request that could not be read, so that its refusal waits for its turn among the answers."""
+
+PREFACE = b"PRI * HTTP/2.0\r\n"
+"""What HTTP/2 begins with, where the client knows that the server speaks it (RFC 9113, 3.4)."""
+
+FOREIGN = RequestHead(b"", b"(not HTTP/1.1)", FieldLines(), 0, False, 0, False)
+"""Stands for a connection that is no request."""
+
+_LONGEST_METHOD = 32
+_METHOD = re.compile(TOKEN + rb"( |$)")
+
+
+def speaks_http1(beginning: bytes) -> bool | None:
+    """Say whether a connection that begins so speaks HTTP/1.1; ``None``: too little of it is here.
+
+    A request begins with a method and a space. What begins so and is malformed is answered, not passed through.
+    """
+    text = beginning.removeprefix(b"\r\n")
+    if text.startswith(PREFACE):
+        return False
+    if not text or text == b"\r" or PREFACE.startswith(text):
+        return None
+    method = _METHOD.match(text)
+    if method is None:
+        return False
+    if not method[1]:
+        return None if len(text) <= _LONGEST_METHOD else False
+    return True
 
 
 class HeadReader:

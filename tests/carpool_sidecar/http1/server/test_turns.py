@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.client.pool import Pool
+from carpool_sidecar.http1.client.upstream import Upstream
 from carpool_sidecar.http1.timing import Turns
-from carpool_sidecar.http1.upstream import Upstream
 
 GET = b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n"
 CHUNKED = b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Headers, chunk_of, gather, message
+from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Flow, Headers, chunk_of, gather, message
 from carpool_sidecar.http1.timing import NEVER
 
 if TYPE_CHECKING:
-    from carpool_sidecar.http1.client import Pool
-    from carpool_sidecar.http1.exchange import Flow
-    from carpool_sidecar.http1.upstream import Upstream
+    from carpool_sidecar.http1.client.pool import Pool
+    from carpool_sidecar.http1.client.upstream import Upstream
 
 FailureKind: TypeAlias = Literal[
     "refused", "reset", "timeout", "protocol", "too-large", "busy", "buffers-full"

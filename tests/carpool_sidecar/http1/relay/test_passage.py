@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool_sidecar.http1.client import Pool
-from carpool_sidecar.http1.forward import ForwardAll
-from carpool_sidecar.http1.passage import PREFACE, Passage, speaks_http1
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.client.pool import Pool
+from carpool_sidecar.http1.relay.forward import ForwardAll
+from carpool_sidecar.http1.relay.passage import Passage
+from carpool_sidecar.http1.server.heads import PREFACE, speaks_http1
+from carpool_sidecar.http1.server.server import Server
 
 HTTP2 = PREFACE + b"\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"

@@ -8,16 +8,16 @@ from heapq import heappush, heappushpop
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from carpool_sidecar.http1.connection import Connection
 from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.memory import Budget
+from carpool_sidecar.http1.server.connection import Connection
 from carpool_sidecar.http1.sockets import ANYWHERE, everywhere
 from carpool_sidecar.http1.timing import NEVER, Ticker, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from carpool_sidecar.http1.exchange import Application, Exchange
+    from carpool_sidecar.http1.server.exchange import Application, Exchange
 
 
 # Connections looked at in one pass of the loop: a millisecond at most.
