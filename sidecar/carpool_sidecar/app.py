@@ -10,7 +10,7 @@ from carpool_sidecar.admin.forwarded import Forwarded
 from carpool_sidecar.generation import picker
 from carpool_sidecar.generation.requests import recognise
 from carpool_sidecar.generation.stream import Stream
-from carpool_sidecar.jobs.handling import Aside
+from carpool_sidecar.jobs.api.handling import Aside
 from carpool_sidecar.protocols import route
 from carpool_sidecar.protocols.common import Endpoint
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.generation.streams import Streams
     from carpool_sidecar.http1.parsing import HttpError
     from carpool_sidecar.http1.server.exchange import Exchange
-    from carpool_sidecar.jobs.app import JobsApp
+    from carpool_sidecar.jobs.api.app import JobsApp
     from carpool_sidecar.models import ModelTable
 
 FORWARDED = "other"

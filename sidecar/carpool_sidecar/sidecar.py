@@ -30,7 +30,7 @@ from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.memory import Budget
 from carpool_sidecar.http1.server.server import Server
 from carpool_sidecar.http1.timing import Turns
-from carpool_sidecar.jobs.app import JobsApp
+from carpool_sidecar.jobs.api.app import JobsApp
 from carpool_sidecar.jobs.desk import Desk
 from carpool_sidecar.jobs.headroom import Seen
 from carpool_sidecar.llm.process import EngineProcess

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from carpool.exchange import report
 from carpool.policy.plain import PolicyError
 from carpool_sidecar.http1.messages import find
-from carpool_sidecar.jobs.batches import Batches
-from carpool_sidecar.jobs.database import Database
 from carpool_sidecar.jobs.records import Refused, State
 from carpool_sidecar.jobs.runner import Runner
-from carpool_sidecar.jobs.store import Store
-from carpool_sidecar.jobs.writer import Writer
+from carpool_sidecar.jobs.storage.batches import Batches
+from carpool_sidecar.jobs.storage.database import Database
+from carpool_sidecar.jobs.storage.store import Store
+from carpool_sidecar.jobs.storage.writer import Writer
 
 if TYPE_CHECKING:
     import logging

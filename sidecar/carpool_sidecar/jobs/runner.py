@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.client.calls import Call, UpstreamError
     from carpool_sidecar.http1.messages import Headers
     from carpool_sidecar.http1.server.server import Server
-    from carpool_sidecar.jobs.batches import Batches
     from carpool_sidecar.jobs.headroom import Seen
     from carpool_sidecar.jobs.records import Rest
-    from carpool_sidecar.jobs.store import Store
-    from carpool_sidecar.jobs.writer import Writer
+    from carpool_sidecar.jobs.storage.batches import Batches
+    from carpool_sidecar.jobs.storage.store import Store
+    from carpool_sidecar.jobs.storage.writer import Writer
 
 LOOK = 0.05
 """Seconds between two looks at the device while jobs wait for it."""

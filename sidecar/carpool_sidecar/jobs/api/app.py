@@ -7,11 +7,11 @@ from time import time
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.http1.messages import find
-from carpool_sidecar.jobs import submission
-from carpool_sidecar.jobs.handling import Handling, Page, respond
-from carpool_sidecar.jobs.openai import OpenAI
+from carpool_sidecar.jobs.api import submission
+from carpool_sidecar.jobs.api.handling import Handling, Page, respond
+from carpool_sidecar.jobs.api.openai import OpenAI
+from carpool_sidecar.jobs.api.shapes import shown_job
 from carpool_sidecar.jobs.records import Refused, State
-from carpool_sidecar.jobs.shapes import shown_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool_sidecar.jobs.multipart import Form, FormError, Part
+from carpool_sidecar.jobs.api.multipart import Form, FormError, Part
 
 KIND = b"multipart/form-data; boundary=B0"
 

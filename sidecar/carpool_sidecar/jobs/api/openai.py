@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from carpool.policy.durations import Duration
 from carpool_sidecar.http1.messages import find
-from carpool_sidecar.jobs import submission
-from carpool_sidecar.jobs.handling import Gauge, Handling, Page, respond
+from carpool_sidecar.jobs.api import submission
+from carpool_sidecar.jobs.api.handling import Gauge, Handling, Page, respond
+from carpool_sidecar.jobs.api.shapes import shown_batch, shown_file, shown_list
+from carpool_sidecar.jobs.api.upload import Upload
 from carpool_sidecar.jobs.records import UNREADABLE, Refused
-from carpool_sidecar.jobs.shapes import shown_batch, shown_file, shown_list
-from carpool_sidecar.jobs.upload import Upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

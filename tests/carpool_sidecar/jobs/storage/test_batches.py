@@ -6,9 +6,9 @@ import tracemalloc
 import pytest
 
 from carpool.policy.durations import Duration, Quantity
-from carpool_sidecar.jobs.batches import PIECE
+from carpool_sidecar.jobs.api.upload import Content
 from carpool_sidecar.jobs.records import Answer, Outcome, Place, Refused, Rest, Stage
-from carpool_sidecar.jobs.upload import Content
+from carpool_sidecar.jobs.storage.batches import PIECE
 
 ENDPOINT = "/v1/completions"
 LINES = 20_000

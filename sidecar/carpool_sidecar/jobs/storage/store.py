@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from carpool_sidecar.config.settings import Jobs
-    from carpool_sidecar.jobs.database import Database
+    from carpool_sidecar.jobs.storage.database import Database
 
 OVERHEAD = 512
 """Bytes that a job counts for beside its body and its answer."""

@@ -7,18 +7,18 @@ import secrets
 from time import time
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.jobs.batches import PIECE
-from carpool_sidecar.jobs.handling import Aside, respond
-from carpool_sidecar.jobs.multipart import Form, FormError, Part
+from carpool_sidecar.jobs.api.handling import Aside, respond
+from carpool_sidecar.jobs.api.multipart import Form, FormError, Part
+from carpool_sidecar.jobs.api.shapes import shown_file
 from carpool_sidecar.jobs.records import Refused
-from carpool_sidecar.jobs.shapes import shown_file
+from carpool_sidecar.jobs.storage.batches import PIECE
 
 if TYPE_CHECKING:
     from typing import Any
 
     from carpool_sidecar.http1.server.exchange import Exchange
+    from carpool_sidecar.jobs.api.handling import Handling
     from carpool_sidecar.jobs.desk import Desk
-    from carpool_sidecar.jobs.handling import Handling
 
 AHEAD = 8
 """Pieces that wait for the disk before the client is held."""

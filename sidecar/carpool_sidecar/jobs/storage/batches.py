@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from carpool_sidecar.jobs import lines
-from carpool_sidecar.jobs.database import SHIFT
 from carpool_sidecar.jobs.records import ANY, Batch, Call, File, Outcome, Place, Refused, Rest, Stage, Task, path_of
-from carpool_sidecar.jobs.store import MOST_ATTEMPTS, MOST_INTERRUPTED, PURGED
+from carpool_sidecar.jobs.storage import lines
+from carpool_sidecar.jobs.storage.database import SHIFT
+from carpool_sidecar.jobs.storage.store import MOST_ATTEMPTS, MOST_INTERRUPTED, PURGED
 
 if TYPE_CHECKING:
     from carpool_sidecar.config.settings import Jobs
-    from carpool_sidecar.jobs.database import Database
-    from carpool_sidecar.jobs.store import Store
+    from carpool_sidecar.jobs.storage.database import Database
+    from carpool_sidecar.jobs.storage.store import Store
 
 PIECE = 256 * 1024
 """Bytes of a file in one row."""

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from carpool_sidecar.jobs import submission
+from carpool_sidecar.jobs.api import submission
 from carpool_sidecar.jobs.records import Refused
 
 PATH = "/v1/models/m:predict"
