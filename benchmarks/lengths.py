@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.messages import content_length, encode_request_head
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.server.server import Server
 
 if TYPE_CHECKING:
-    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.server.exchange import Exchange
 
 HERE = Path(__file__).parent
 PROFILE = json.loads((HERE / "profiles" / "bert-large-128-a100.json").read_text("utf-8"))

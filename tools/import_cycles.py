@@ -22,11 +22,21 @@ ALLOWED: dict[Import, str] = {
     ("carpool.batching.requests", "carpool.batching.model_state"): "a batch names the lane that it was taken from",
     ("carpool_sidecar.admin.app", "carpool_sidecar.sidecar"): "it shows the state of the whole sidecar",
     ("carpool_sidecar.admin.metrics", "carpool_sidecar.sidecar"): "it reads the counters of the whole sidecar",
-    ("carpool_sidecar.http1.calls", "carpool_sidecar.http1.client"): "a call knows its pool",
-    ("carpool_sidecar.http1.upstream", "carpool_sidecar.http1.client"): "a connection knows its pool",
-    ("carpool_sidecar.http1.upstream", "carpool_sidecar.http1.calls"): "a connection knows the call that it serves",
-    ("carpool_sidecar.http1.connection", "carpool_sidecar.http1.server"): "a connection knows its server",
-    ("carpool_sidecar.http1.exchange", "carpool_sidecar.http1.connection"): "an exchange knows its connection",
+    ("carpool_sidecar.http1.client.calls", "carpool_sidecar.http1.client.pool"): "a call knows its pool",
+    ("carpool_sidecar.http1.client.upstream", "carpool_sidecar.http1.client.pool"): "a connection knows its pool",
+    (
+        "carpool_sidecar.http1.client.upstream",
+        "carpool_sidecar.http1.client.calls",
+    ): "a connection knows its call",
+    ("carpool_sidecar.http1.server.connection", "carpool_sidecar.http1.server.server"): "a connection knows its server",
+    (
+        "carpool_sidecar.http1.server.exchange",
+        "carpool_sidecar.http1.server.connection",
+    ): "it knows its connection",
+    (
+        "carpool_sidecar.http1.server.incoming",
+        "carpool_sidecar.http1.server.connection",
+    ): "it makes its exchanges",
 }
 """Imports that close a cycle, each for types alone, and the reason."""
 

@@ -18,7 +18,7 @@ from peers.running import TICK
 from carpool_cli.load.loadgen import FAILURES, MISMATCH, LoadGenerator, due_times
 from carpool_cli.load.report import summarize
 from carpool_cli.load.servers import Request
-from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.client.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

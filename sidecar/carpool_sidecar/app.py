@@ -10,18 +10,18 @@ from carpool_sidecar.admin.forwarded import Forwarded
 from carpool_sidecar.generation import picker
 from carpool_sidecar.generation.requests import recognise
 from carpool_sidecar.generation.stream import Stream
-from carpool_sidecar.jobs.handling import Aside
+from carpool_sidecar.jobs.api.handling import Aside
 from carpool_sidecar.protocols import route
 from carpool_sidecar.protocols.common import Endpoint
 
 if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend
-    from carpool_sidecar.driver import Driver
+    from carpool_sidecar.dispatch.driver import Driver
     from carpool_sidecar.generation.requests import Endpoint as Generative
     from carpool_sidecar.generation.streams import Streams
-    from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.parsing import HttpError
-    from carpool_sidecar.jobs.app import JobsApp
+    from carpool_sidecar.http1.server.exchange import Exchange
+    from carpool_sidecar.jobs.api.app import JobsApp
     from carpool_sidecar.models import ModelTable
 
 FORWARDED = "other"
@@ -126,7 +126,7 @@ class DataApp:
             # An answer may end before its request: it then took no time.
             began = exchange.received_at or exchange.sent_at
             seconds = exchange.sent_at - began
-            self.forwarded.count(exchange.method, exchange.path, exchange.status, seconds, self._driver.due)
+            self.forwarded.count(exchange.method, exchange.path, exchange.status, seconds, self._driver.terms.due)
 
     def disconnected(self, exchange: Exchange) -> None:
         """Cancel the work for a caller that left."""

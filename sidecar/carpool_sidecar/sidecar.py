@@ -23,14 +23,14 @@ from carpool_sidecar.config import itself
 from carpool_sidecar.config.descriptors import ADMIN_CONNECTIONS, open_files, share
 from carpool_sidecar.config.settings import EVERY_MODEL, address_of
 from carpool_sidecar.config.watching import ConfigFile, watch
-from carpool_sidecar.driver import Driver
+from carpool_sidecar.dispatch.driver import Driver
 from carpool_sidecar.generation.engine_metrics import EngineMetrics
 from carpool_sidecar.generation.streams import Streams
 from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.memory import Budget
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.server.server import Server
 from carpool_sidecar.http1.timing import Turns
-from carpool_sidecar.jobs.app import JobsApp
+from carpool_sidecar.jobs.api.app import JobsApp
 from carpool_sidecar.jobs.desk import Desk
 from carpool_sidecar.jobs.headroom import Seen
 from carpool_sidecar.llm.process import EngineProcess
@@ -305,8 +305,7 @@ class Sidecar:
 
     def _use(self, config: SidecarConfig, change: int | None = None) -> None:
         self.config = config
-        self.driver.due = config.policy.slo.due
-        self.driver.timeout = config.policy.admission.seconds(config.policy.slo.due)
+        self.driver.terms.follow(config.policy)
         self._read(config)
         self.batcher.admit(config.policy.admission)
         self.batcher.idempotent, self.batcher.undecided = config.policy.idempotent, config.undecided
@@ -340,10 +339,10 @@ class Sidecar:
     def _read(self, config: SidecarConfig) -> None:
         """Read requests by this configuration's rules."""
         prepare(config.limits)
-        self.driver.limits = config.limits
-        if self.driver.reader.across != {name.encode() for name in config.policy.batch_across}:
+        self.driver.terms.limits = config.limits
+        if self.driver.terms.reader.across != {name.encode() for name in config.policy.batch_across}:
             self._readers += 1
-            self.driver.reader = Reader(config.policy.batch_across, self._readers)
+            self.driver.terms.reader = Reader(config.policy.batch_across, self._readers)
 
     def _largest(self, model: str) -> int:
         """Return the most rows that a batch of a model may ever have."""

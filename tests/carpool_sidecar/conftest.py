@@ -13,9 +13,9 @@ import uvloop
 
 from carpool_sidecar.admin.health import UNASKED
 from carpool_sidecar.config.settings import parse
-from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.messages import content_length, encode_request_head, find
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.server.server import Server
 from carpool_sidecar.sidecar import Sidecar
 
 PATIENCE = 30.0

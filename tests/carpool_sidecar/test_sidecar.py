@@ -8,7 +8,7 @@ import pytest
 
 from carpool_sidecar import sidecar as module
 from carpool_sidecar.backends.base import Document
-from carpool_sidecar.http1.calls import UpstreamError
+from carpool_sidecar.http1.client.calls import UpstreamError
 
 
 async def test_a_model_that_was_restarted_is_learned_anew(world):
@@ -78,7 +78,7 @@ async def test_a_new_policy_takes_hold(world, tmp_path):
     }
     path.write_text(world.config(policy=policy))
     sidecar.file.look()
-    assert (sidecar.driver.due, sidecar.driver.timeout) == (0.07, 3.0)
+    assert (sidecar.driver.terms.due, sidecar.driver.terms.timeout) == (0.07, 3.0)
     assert sidecar.batcher.model("m").cap == 2
     assert next(iter(sidecar.models)).alone == "axis-none"
     client = world.client(sidecar.address)

@@ -362,7 +362,7 @@ def test_every_module_of_ours_is_loaded_from_what_was_compiled(images, name):
 
 
 def test_hot_modules_are_machine_code(sidecar):
-    code = "import carpool.batching.batcher as b, carpool_sidecar.driver as d; print(b.__file__, d.__file__)"
+    code = "import carpool.batching.batcher as b, carpool_sidecar.dispatch.driver as d; print(b.__file__, d.__file__)"
     files = sidecar.run("python", "-c", code, command=True).split()
     assert all(each.endswith(f".cpython-311-{os.uname().machine}-linux-gnu.so") for each in files), files
 

@@ -9,10 +9,10 @@ import msgspec
 
 from carpool_cli.batch.formats import BadRow, Item, JsonLines
 from carpool_cli.profiling.targets import Connections, TargetError
-from carpool_sidecar.jobs import lines
-from carpool_sidecar.jobs.lines import Line, Wrong
+from carpool_sidecar.jobs.api.submission import check_path
 from carpool_sidecar.jobs.records import UNREADABLE, Answer, Outcome, Place, Refused
-from carpool_sidecar.jobs.submission import check_path
+from carpool_sidecar.jobs.storage import lines
+from carpool_sidecar.jobs.storage.lines import Line, Wrong
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

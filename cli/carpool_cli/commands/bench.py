@@ -288,7 +288,7 @@ def _run(
 ) -> Recording:
     import uvloop  # noqa: PLC0415 - not for --help
 
-    from carpool_sidecar.http1.client import Pool  # noqa: PLC0415 - likewise
+    from carpool_sidecar.http1.client.pool import Pool  # noqa: PLC0415 - likewise
 
     async def run() -> Recording:
         pool = Pool(goal.server.host, goal.server.port, max_connections=connections, shared=False)

@@ -19,7 +19,7 @@ from carpool_cli.load.standin_server import Device, Nastiness, Standin
 from carpool_cli.options import DURATION, INPUT_FILE
 from carpool_cli.profiling import device_profile
 from carpool_cli.streams.loads import read_profile
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.server.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from carpool.generation.profiles import EngineProfile
     from carpool_cli.profiling.device_profile import DeviceProfile
-    from carpool_sidecar.http1.exchange import Application
+    from carpool_sidecar.http1.server.exchange import Application
 
 
 async def serve(

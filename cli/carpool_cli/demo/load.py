@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool_cli.load.loadgen import LoadGenerator, Recording
 from carpool_cli.load.report import summarize
-from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.client.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

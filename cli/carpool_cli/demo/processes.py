@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import msgspec
 import yaml
 
-from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.messages import encode_request_head
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from carpool_sidecar.http1.calls import UpstreamError
+    from carpool_sidecar.http1.client.calls import UpstreamError
     from carpool_sidecar.http1.messages import Headers
 
 STARTING = 60.0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool_cli.load import tensors
 from carpool_cli.load.servers import is_echo
-from carpool_sidecar.http1.calls import FailureKind
+from carpool_sidecar.http1.client.calls import FailureKind
 from carpool_sidecar.http1.messages import content_length, encode_request_head, find
 from carpool_sidecar.tuning.stalls import Stall, StallWatcher
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from carpool_cli.load.servers import Protocol, Request
-    from carpool_sidecar.http1.calls import Call, UpstreamError
-    from carpool_sidecar.http1.client import Pool
+    from carpool_sidecar.http1.client.calls import Call, UpstreamError
+    from carpool_sidecar.http1.client.pool import Pool
     from carpool_sidecar.http1.messages import Headers
 
 MISMATCH = "mismatch"

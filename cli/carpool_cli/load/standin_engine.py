@@ -20,8 +20,8 @@ from carpool.generation.engine import Engine, Sequence
 if TYPE_CHECKING:
     from carpool.generation.engine import Progress
     from carpool.generation.profiles import EngineProfile
-    from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.http1.server.exchange import Exchange
 
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")

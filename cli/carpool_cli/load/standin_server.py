@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from random import Random
 
     from carpool.learning.latency_model import ServiceTime
-    from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Headers
     from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.http1.server.exchange import Exchange
 
 _JSON = (b"content-type", b"application/json")
 

@@ -188,7 +188,7 @@ def _reasons(forecaster: Forecaster, best: Assessment) -> list[str]:
 
 
 def _beyond_reach(situation: Situation) -> int:
-    """Return the largest size with a measured batch latency, where larger ones are allowed and may serve more; else 0."""
+    """Return the largest measured size where larger ones are allowed and may serve more; else 0."""
     service, limits = situation.service, situation.limits
     most = largest_reliable(service, limits)
     return most if most < limits.max_batch and inflection(service, limits.max_batch) > most else 0

@@ -23,8 +23,8 @@ from carpool_sidecar.tuning.capacity import ModelLoad
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.models import Entry
     from carpool_sidecar.sidecar import Sidecar
 
@@ -266,7 +266,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
         rolled_back=list(sidecar.control.guard.rolled_back.values()),
         change_error=None if changes is None else changes.error,
         rejected={} if changes is None else dict(changes.rejected),
-        slo_seconds=sidecar.driver.due,
+        slo_seconds=sidecar.driver.terms.due,
         queue=report.Queue(
             rows=batcher.queued_rows,
             bytes=sum(state.load.size for state in batcher.models()),

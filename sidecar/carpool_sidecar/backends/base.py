@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from carpool_sidecar.generation.requests import Endpoint
     from carpool_sidecar.generation.stream import Watcher
-    from carpool_sidecar.http1.calls import Receiver
-    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.client.calls import Receiver
     from carpool_sidecar.http1.messages import Body, Headers
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.protocols.models import Axis
 
 

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 from carpool_sidecar.backends.base import Document, Traffic
 from carpool_sidecar.generation.stream import Stream, Watcher
-from carpool_sidecar.http1.calls import UpstreamError
-from carpool_sidecar.http1.client import Pool
-from carpool_sidecar.http1.forward import Forwarding
+from carpool_sidecar.http1.client.calls import UpstreamError
+from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.messages import Added, content_length, encode_request_head, find, size_of
-from carpool_sidecar.http1.passage import Passage
+from carpool_sidecar.http1.relay.forward import Forwarding
+from carpool_sidecar.http1.relay.passage import Passage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool_sidecar.config.settings import Upstream
     from carpool_sidecar.generation.requests import Endpoint
-    from carpool_sidecar.http1.calls import Call, Receiver
-    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.client.calls import Call, Receiver
     from carpool_sidecar.http1.memory import Budget
     from carpool_sidecar.http1.messages import Body, Headers
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.http1.timing import Turns
     from carpool_sidecar.protocols.models import Axis
 

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from carpool.generation.requests import Reason
-from carpool_sidecar.answers import retry_after
+from carpool_sidecar.dispatch.answers import retry_after
 from carpool_sidecar.generation.answers import ERROR, Ending, Ends, Events, ending
 from carpool_sidecar.generation.requests import Api, Asked
-from carpool_sidecar.http1.forward import Forwarding
 from carpool_sidecar.http1.messages import find
+from carpool_sidecar.http1.relay.forward import Forwarding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool.generation.requests import Request
     from carpool_sidecar.generation.requests import Endpoint
-    from carpool_sidecar.http1.calls import UpstreamError
-    from carpool_sidecar.http1.client import Pool
-    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.client.calls import UpstreamError
+    from carpool_sidecar.http1.client.pool import Pool
     from carpool_sidecar.http1.messages import Headers
+    from carpool_sidecar.http1.server.exchange import Exchange
 
 REFUSALS = {
     Reason.TTFT: (429, "ttft", "the first token would come too late: send fewer requests at a time, or add replicas"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from carpool_sidecar.http1.fields import FieldLines
 
@@ -23,6 +23,16 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 Body: TypeAlias = Buffer | Sequence[Buffer]
 """A body in one piece, or in parts that are sent one after the other."""
+
+
+class Flow(Protocol):
+    """Who is told when a streamed answer meets backpressure."""
+
+    def pause_writing(self) -> None:
+        """Stop: what was written piles up, since the other side reads too slowly or earlier answers go first."""
+
+    def resume_writing(self) -> None:
+        """Go on: it has been taken."""
 
 
 HOP_BY_HOP = frozenset(

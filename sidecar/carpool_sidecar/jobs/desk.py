@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 from carpool.exchange import report
 from carpool.policy.plain import PolicyError
 from carpool_sidecar.http1.messages import find
-from carpool_sidecar.jobs.batches import Batches
-from carpool_sidecar.jobs.database import Database
 from carpool_sidecar.jobs.records import Refused, State
 from carpool_sidecar.jobs.runner import Runner
-from carpool_sidecar.jobs.store import Store
-from carpool_sidecar.jobs.writer import Writer
+from carpool_sidecar.jobs.storage.batches import Batches
+from carpool_sidecar.jobs.storage.database import Database
+from carpool_sidecar.jobs.storage.store import Store
+from carpool_sidecar.jobs.storage.writer import Writer
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
 
     from carpool_sidecar.config.settings import Jobs, SidecarConfig
-    from carpool_sidecar.http1.exchange import Exchange
-    from carpool_sidecar.http1.server import Server
+    from carpool_sidecar.http1.server.exchange import Exchange
+    from carpool_sidecar.http1.server.server import Server
     from carpool_sidecar.jobs.headroom import Seen
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from time import time
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.messages import content_length, encode_request_head, find, forwardable
 from carpool_sidecar.http1.timing import NEVER
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool_sidecar.config.settings import SidecarConfig
-    from carpool_sidecar.http1.calls import Call, UpstreamError
+    from carpool_sidecar.http1.client.calls import Call, UpstreamError
     from carpool_sidecar.http1.messages import Headers
-    from carpool_sidecar.http1.server import Server
-    from carpool_sidecar.jobs.batches import Batches
+    from carpool_sidecar.http1.server.server import Server
     from carpool_sidecar.jobs.headroom import Seen
     from carpool_sidecar.jobs.records import Rest
-    from carpool_sidecar.jobs.store import Store
-    from carpool_sidecar.jobs.writer import Writer
+    from carpool_sidecar.jobs.storage.batches import Batches
+    from carpool_sidecar.jobs.storage.store import Store
+    from carpool_sidecar.jobs.storage.writer import Writer
 
 LOOK = 0.05
 """Seconds between two checks of the device while jobs wait for it."""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.llm.messages import Message, Piece, Reply
     from carpool_sidecar.llm.requests import Asked
 

@@ -18,7 +18,7 @@ import uvloop
 
 from carpool_sidecar.config.settings import Llm, address_of
 from carpool_sidecar.http1.limits import ServerLimits
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.server.server import Server
 from carpool_sidecar.llm.app import EngineApp
 from carpool_sidecar.llm.messages import Ready
 from carpool_sidecar.llm.worker_link import CannotLoadError, WorkerLink

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from carpool.exchange.decision import Forecasted
     from carpool.policy.parameters import Parameters
     from carpool_sidecar.config.settings import SidecarConfig
-    from carpool_sidecar.driver import Driver
+    from carpool_sidecar.dispatch.driver import Driver
     from carpool_sidecar.tuning.stalls import StallWatcher
 
 STALLED_SHARE = 0.25

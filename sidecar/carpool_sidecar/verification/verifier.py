@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from carpool.policy.spec import BatchingPolicy, SequenceAxis
-    from carpool_sidecar.answers import UpstreamAnswer
+    from carpool_sidecar.dispatch.answers import UpstreamAnswer
     from carpool_sidecar.models import Entry
     from carpool_sidecar.protocols.common import Buffer, Message, Parsed, Piece
     from carpool_sidecar.protocols.headers import Facts, Headers
@@ -35,9 +35,11 @@ REFUSED = frozenset({400, 405, 413, 415, 422, 500})
 
 
 class Courier(Protocol):
-    """Who sends trials: the driver. ``limits`` bounds what is read of answers."""
+    """Who sends trials: the driver's side of them."""
 
-    limits: Limits
+    @property
+    def limits(self) -> Limits:
+        """Limits of what is read of answers."""
 
     def carry(
         self, entry: Entry, trial: Trial, message: Message, answered: Callable[[UpstreamAnswer | None], None]

@@ -8,8 +8,8 @@ import pytest
 
 from carpool_cli.load.loadgen import FAILURES, MAX_COMPLAINTS, LoadGenerator, due_times
 from carpool_cli.load.servers import Request
-from carpool_sidecar.http1.client import Pool
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.client.pool import Pool
+from carpool_sidecar.http1.server.server import Server
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])

@@ -39,7 +39,7 @@ async def test_a_scrape_has_every_metric_and_its_numbers_agree(world):
     assert seen["forecast_alarm"][m] == 0
     assert seen["slo_hits"][m] == 4
     ((quantile, due),) = seen["slo_target_seconds"].items()
-    assert (quantile, due) == ((("quantile", "0.99"),), sidecar.driver.due)
+    assert (quantile, due) == ((("quantile", "0.99"),), sidecar.driver.terms.due)
     assert seen["slo_allowed_misses_ratio"][()] == 0.01
     assert seen["refused"][(("model", "m"), ("reason", "queue-full"))] == 1
     assert seen["cancelled"][m] == 1

@@ -118,13 +118,13 @@ async def test_the_drain_key_drains_and_does_nothing_else(injected):
 async def test_a_signed_change_brings_parameters_and_policy_and_asks_for_no_other_key(injected, world):
     sidecar, admin = await injected(key="secret")
     assert (await put(admin, change(policy=for_p99(0.07)))).json == {"generation": 7, "running": 7}
-    assert (sidecar.driver.due, sidecar.batcher.model("m").parameters.max_batch) == (0.07, 2)
+    assert (sidecar.driver.terms.due, sidecar.batcher.model("m").parameters.max_batch) == (0.07, 2)
     seen = await report(admin)
     assert (seen.generation, seen.running, seen.slo_seconds, seen.target) == (7, 7, 0.07, TARGET)
     assert seen.lanes["m"].parameters == Parameters(max_batch=2)
     # Without a policy it is the one that the pod was started with.
     assert (await put(admin, change(8))).status == 200
-    assert sidecar.driver.due == 5.0
+    assert sidecar.driver.terms.due == 5.0
 
 
 async def test_everything_in_a_policy_takes_hold(injected, world):
@@ -140,7 +140,7 @@ async def test_everything_in_a_policy_takes_hold(injected, world):
     body = json.dumps(document | {"parameters": {"m": {"maxBatch": 4}}}).encode()
     answer = await admin.send(b"PUT", b"/v1/config", body, [(b"X-Carpool-Signature", b64encode(KEY.sign(body)))])
     assert answer.status == 200
-    assert (sidecar.driver.timeout, sidecar.batcher.model("m").cap) == (3.0, 3)
+    assert (sidecar.driver.terms.timeout, sidecar.batcher.model("m").cap) == (3.0, 3)
     assert next(iter(sidecar.models)).alone == "axis-none"
     first, rest = await world.queue_behind(sidecar, client, [b"1"])
     assert (await client.predict(b"2")).status == 429

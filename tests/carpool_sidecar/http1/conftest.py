@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.limits import ClientLimits, ServerLimits
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.server.server import Server
 
 # Modules whose tests use real sockets: there, the two loops differ.
-ON_BOTH_LOOPS = {"test_buffered_bytes", "test_client", "test_forward", "test_server", "test_sockets", "test_tunnel"}
+ON_BOTH_LOOPS = {"test_buffered_bytes", "test_forward", "test_pool", "test_server", "test_sockets", "test_tunnel"}
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import sys
 from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.messages import content_length, encode_request_head, forwardable
 from carpool_sidecar.http1.parsing import HttpError, parse_request_head, parse_response_head
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.server.server import Server
 
 TOKENS = [
     *(

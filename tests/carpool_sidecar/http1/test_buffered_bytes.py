@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from carpool_sidecar.http1.forward import ForwardAll
+from carpool_sidecar.http1.relay.forward import ForwardAll
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 HEAD = b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
@@ -231,9 +231,9 @@ def test_whatever_happens_the_count_stays_in_bounds_and_ends_at_nothing(kit, ste
                     wires[n] = site.connect()
                 case "late":
                     site.after(site.limits.body_timeout / 2)
-            queued = [exchange for one in wires for exchange in one.protocol._queue]
+            queued = [exchange for one in wires for exchange in one.protocol._outgoing.queue]
             bodies = sum(exchange.buffered for exchange in queued)
-            waiting = sum(one.protocol._waiting_bytes for one in wires)  # counted without being asked for
+            waiting = sum(one.protocol._wire._waiting for one in wires)  # counted without being asked for
             assert site.server.buffered_bytes == bodies + waiting
             assert 0 <= bodies <= 100
         for wire in wires:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from carpool_sidecar.http1.bodies import LARGE, BodyReader
-from carpool_sidecar.http1.calls import Upload
-from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.client.calls import Upload
+from carpool_sidecar.http1.client.pool import Pool
+from carpool_sidecar.http1.client.upstream import Upstream
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.memory import HUGE_PAGE, Budget, Region, count_while_alive, counts_itself
 from carpool_sidecar.http1.messages import encode_request_head
 from carpool_sidecar.http1.parsing import IN_CHUNKS, UNTIL_CLOSE
-from carpool_sidecar.http1.server import Server
-from carpool_sidecar.http1.upstream import Upstream
+from carpool_sidecar.http1.server.server import Server
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 POST = b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
@@ -437,11 +437,11 @@ async def test_bodies_that_have_just_begun_are_left_alone(kit):
 PROXY = """
 import asyncio, sys
 import uvloop
-from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.limits import ClientLimits, ServerLimits
 from carpool_sidecar.http1.memory import Budget
 from carpool_sidecar.http1.messages import content_length, encode_request_head
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.server.server import Server
 
 class Proxy:
     def head(self, exchange): exchange.buffer(1 << 30)

@@ -35,7 +35,7 @@ async def test_the_peer_of_a_reset_connection_gets_an_error(kit, serve):
     server = await serve.start(kit.App())
     client = await serve.connect(server)
     await kit.until(lambda: server.connections)
-    reset(next(iter(server._connections))._transport)
+    reset(next(iter(server._connections))._wire.transport)
     await client.until_lost()
     assert isinstance(client.lost, ConnectionResetError)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from carpool_sidecar.config.settings import Jobs
-from carpool_sidecar.jobs.batches import Batches
-from carpool_sidecar.jobs.database import Database
-from carpool_sidecar.jobs.store import Store
+from carpool_sidecar.jobs.storage.batches import Batches
+from carpool_sidecar.jobs.storage.database import Database
+from carpool_sidecar.jobs.storage.store import Store
 
 
 class Disk:

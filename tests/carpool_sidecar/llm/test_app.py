@@ -9,7 +9,7 @@ import re
 import pytest
 
 from carpool_sidecar.generation.engine_metrics import parse
-from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.server.server import Server
 from carpool_sidecar.llm.app import EngineApp
 from carpool_sidecar.llm.messages import Accepted, Add, Cancel, Piece, Ready, Refused, Stepped, Token
 

@@ -77,7 +77,7 @@ async def test_trials_are_few_calls_and_count_as_nobody_s_requests(world, served
 
 async def test_a_trial_of_a_slow_model_is_small_since_others_wait_behind_it(world, served, load):
     sidecar, client = await served(LINEAR)
-    times = tuple(0.1 * sidecar.driver.due * rows for rows in range(65))
+    times = tuple(0.1 * sidecar.driver.terms.due * rows for rows in range(65))
     sidecar.batcher.learn("m", Estimate(times, times), sidecar.clock())
     await asked(sidecar, client, load)
     await world.until(lambda: state(sidecar)[0] == "verified")

@@ -1,0 +1,234 @@
+"""Batches with the upstream: sent, landed, and shared out among those that wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from carpool.batching.requests import Batch, Fault, FaultKind
+from carpool_sidecar.dispatch.answers import UpstreamAnswer, fault_kind, shareable, without_text
+from carpool_sidecar.http1.client.calls import UpstreamError
+from carpool_sidecar.http1.messages import forwardable
+from carpool_sidecar.protocols import CODECS
+from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows, last_padded, longest
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable, Iterable
+
+    from carpool.batching.batcher import Batcher
+    from carpool.batching.requests import Action
+    from carpool_sidecar.backends.base import Backend, Call
+    from carpool_sidecar.dispatch.request_counts import RequestCounts
+    from carpool_sidecar.dispatch.terms import Terms
+    from carpool_sidecar.dispatch.waiters import Waiter
+    from carpool_sidecar.http1.messages import Body, Headers
+    from carpool_sidecar.models import Entry, ModelTable
+    from carpool_sidecar.protocols.common import Parsed, Piece
+    from carpool_sidecar.verification.verifier import Verifier
+
+
+class Flight:
+    """One batch with the upstream, and who receives its answer."""
+
+    __slots__ = ("_alone", "_batch", "_flights", "_portions", "_sent", "call")
+
+    def __init__(self, flights: Flights, batch: Batch, portions: list[Portion]) -> None:
+        self._flights = flights
+        self._batch = batch
+        self._portions = portions
+        self._sent = batch.slices
+        """What the call was made of; the Batcher may take a request out of the batch meanwhile."""
+        self._alone = len(batch.slices) == 1
+        """Whether all of it is one request's, so that an error is its own."""
+        self.call: Call | None = None
+
+    @property
+    def entry(self) -> Entry:
+        """The model version that it calls."""
+        entry: Entry = self._sent[0][0].payload.entry
+        return entry
+
+    def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
+        """Share out an answer, or find out whose fault it is that there is none to share."""
+        batch, flights, fault = self._batch, self._flights, None
+        first: Waiter = self._sent[0][0].payload
+        check = first.check
+        pieces: list[Piece] = []
+        kind = fault_kind(status)
+        if status in {401, 403} and self._portions and flights.terms.reader.across:
+            kind = FaultKind.ITEM  # the batch was sent with one caller's credentials: the others' may be good
+        if kind is not None:
+            answer = UpstreamAnswer(status, headers, body)
+            fault = Fault(kind, detail=answer if self._alone else without_text(answer))
+        elif not self._portions:
+            first.answer = UpstreamAnswer(status, headers, body)
+            if batch.halves is not None and not flights.can_be_shared(first.parsed, headers, body):
+                # Alone it passes as it is, but that proves nothing of the size of the batch that failed.
+                batch.halves = None
+        else:
+            codec = CODECS[first.parsed.endpoint.protocol]
+            try:
+                pieces = codec.split(self._portions, headers, body, flights.terms.limits)
+            except TooLarge as too_large:
+                fault = Fault(flights.too_large, detail=too_large)
+            except WrongRows as error:
+                # No JSON, as with a NaN in it: one waiter's rows may be why, and alone its answer passes as it is.
+                # Padded rows may be why, too: then those of equal length have nothing to do with it.
+                padded = longest(self._portions) > 0
+                kind = FaultKind.UNREADABLE if padded or error.reason == UNREADABLE else FaultKind.ROWS
+                fault = Fault(kind, detail=error)
+                if check is not None:
+                    flights.verifier.shared_out_wrong(first.entry, check, error, padded=padded)
+            else:
+                shared = shareable(headers)
+                for (request, start, _), piece in zip(self._sent, pieces, strict=True):
+                    waiter = request.payload
+                    waiter.pieces.append((start, piece))
+                    waiter.headers, waiter.status = shared, status
+        flights.landed(batch, status, fault)
+        # The callers have their answers: now there is time to look whether they were right.
+        if check is not None and fault is None:
+            if not self._portions:
+                flights.verifier.answered_alone(first.entry, check, first.parsed, first.facts, headers, body)
+            elif len(self._portions) > 1:
+                at, padded = last_padded(self._portions)
+                last: Waiter = self._sent[at][0].payload
+                flights.verifier.answered_together(
+                    first.entry, check, self._portions[at], pieces[at], last.facts, batch.rows, padded=padded
+                )
+
+    def failed(self, error: UpstreamError) -> None:
+        """Take a failure of the upstream's."""
+        flights = self._flights
+        kind = flights.too_large if error.kind == "too-large" else FaultKind.TRANSPORT
+        flights.landed(self._batch, 0, Fault(kind, retryable=not error.answered_bytes, detail=error))
+
+
+class Flights:
+    """All batches with the upstream. ``do`` does what the Batcher asks for when one has landed.
+
+    ``stalled(start, end)`` says whether this host paused in between. ``unreachable`` is called when a call finds nobody
+    there.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        backend: Backend,
+        models: ModelTable,
+        terms: Terms,
+        counts: RequestCounts,
+        verifier: Verifier,
+        *,
+        do: Callable[[Iterable[Action]], None],
+        clock: Callable[[], float],
+        stalled: Callable[[float, float], bool],
+        unreachable: Callable[[], None],
+        log: logging.Logger,
+    ) -> None:
+        self.terms = terms
+        self.verifier = verifier
+        self._batcher = batcher
+        self._backend = backend
+        self._models = models
+        self._counts = counts
+        self._do = do
+        self._clock = clock
+        self._stalled = stalled
+        self._unreachable = unreachable
+        self._log = log
+        self._under_way: dict[Batch, Flight] = {}
+
+    def send(self, batch: Batch) -> None:
+        """Send a batch; whatever stands against that is the batch's fault."""
+        first: Waiter = batch.slices[0][0].payload
+        portions: list[Portion] = []
+        if not batch.whole or first.parsed.fit is not None:
+            portions = [Portion(request.payload.parsed, start, stop) for request, start, stop in batch.slices]
+        if first.parsed.fit is not None and not self._padding_holds(batch.model, first, portions):
+            self._under_way[batch] = Flight(self, batch, [])
+            self.landed(batch, 0, Fault(FaultKind.UNREADABLE))
+            return
+        self._counts.sent(batch.model, batch.rows)
+        body: Body
+        headers: Headers
+        try:
+            if batch.whole:
+                portions = []  # its answer is not shared out
+                body = first.exchange.body
+                headers = forwardable(first.exchange.headers)
+                if first.check is not None:  # its answer has to be read, so it may not be compressed
+                    headers = [field for field in headers if field[0].lower() != b"accept-encoding"]
+            else:
+                message = CODECS[first.parsed.endpoint.protocol].merge(portions)
+                body = message.parts
+                headers = [*first.facts.shared, *message.headers]
+            flight = self._under_way[batch] = Flight(self, batch, portions)
+            call = self._backend.send(
+                first.parsed.endpoint.target,
+                headers,
+                body,
+                flight,
+                idempotent=self._batcher.idempotent,
+                # Of requests that are merged with their equals alone nothing says that rows are independent.
+                merged=not batch.whole and (first.check is None or first.check.verified),
+            )
+        except Exception:  # noqa: BLE001 - whatever it is, it must cost the culprit alone: it is searched for
+            self._log.exception("a batch could not be sent", extra={"model": batch.model, "rows": batch.rows})
+            self._under_way[batch] = Flight(self, batch, portions)
+            self.landed(batch, 0, Fault(FaultKind.ITEM))
+            return
+        if batch in self._under_way:
+            flight.call = call
+
+    def _padding_holds(self, model: str, first: Waiter, portions: list[Portion]) -> bool:
+        """Count a batch's tokens; False: it must not be padded any more, so its requests have to go one by one.
+
+        They waited for others under a key that was good when they came.
+        """
+        length = longest(portions)
+        if length and first.check is not None and first.check.unpadded:
+            return False
+        own = added = 0
+        for parsed, start, stop in portions:
+            if parsed.fit is not None:
+                own += (stop - start) * parsed.fit.length
+                added += (stop - start) * (length - parsed.fit.length) if length else 0
+        self._counts.padded(model, own, added)
+        return True
+
+    def cancel(self, batch: Batch) -> None:
+        """Give a batch up."""
+        flight = self._under_way.pop(batch)
+        if flight.call is not None:
+            flight.call.cancel()
+
+    def landed(self, batch: Batch, status: int, fault: Fault | None) -> None:
+        """Take the outcome of a batch that was sent."""
+        flight = self._under_way.pop(batch)
+        flight.call = None
+        now = self._clock()
+        entry = flight.entry
+        if fault is None:
+            entry.proven = True
+        elif isinstance(fault.detail, UpstreamError) and fault.detail.kind == "refused":
+            self._unreachable()  # a reset is one connection's end: servers recycle workers, and odd requests kill them
+        self._do(self._batcher.complete(batch, now, fault=fault, stalled=self._stalled(batch.dispatched, now)))
+        if status == 404:
+            self._models.missing(entry)
+
+    @property
+    def too_large(self) -> FaultKind:
+        """Whose fault an answer is that is too large to be read."""
+        # A smaller batch has a smaller answer; but this one was computed already.
+        return FaultKind.SIZE if self._batcher.idempotent else FaultKind.ROWS
+
+    def can_be_shared(self, parsed: Parsed[Any], headers: Headers, body: bytes | memoryview) -> bool:
+        """Say whether rows can be told apart in an answer to one request, or only its size stands against that."""
+        try:
+            CODECS[parsed.endpoint.protocol].split([Portion(parsed, 0, parsed.rows)], headers, body, self.terms.limits)
+        except TooLarge:
+            return True
+        except WrongRows:
+            return False
+        return True

@@ -1,0 +1,104 @@
+"""Which requests may be merged, and what is noted of those that may not."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from carpool_sidecar.protocols import CODECS
+from carpool_sidecar.protocols.headers import differing
+from carpool_sidecar.protocols.padding import TOO_LARGE, Fit
+from carpool_sidecar.verification.record import REFUTED, UNVERIFIED
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from carpool.batching.model_state import ModelState
+    from carpool_sidecar.dispatch.request_counts import RequestCounts
+    from carpool_sidecar.http1.server.exchange import Exchange
+    from carpool_sidecar.models import Entry
+    from carpool_sidecar.protocols.common import Parsed
+    from carpool_sidecar.verification.check import Check
+    from carpool_sidecar.verification.verifier import Verifier
+
+NOTE_INTERVAL = 1.0
+"""Seconds between two log lines on requests that are not batched."""
+
+UNCHARGED = 8192
+"""Bytes that a request may be held in beside its body without being counted: each has a few kilobytes of its own."""
+
+KEPT_APART = {
+    "quarantined": "an answer to a batch had another number of rows",
+    "failing-caller": "an earlier request of this caller failed by itself",
+}
+"""Reasons for which the Batcher merges nothing of a request that may be merged, and what each means."""
+
+
+class Merging:
+    """Says under which key a request may be merged, and counts and logs those that may not."""
+
+    def __init__(
+        self, verifier: Verifier, counts: RequestCounts, clock: Callable[[], float], log: logging.Logger
+    ) -> None:
+        self._verifier = verifier
+        self._counts = counts
+        self._clock = clock
+        self._log = log
+        self._noted_at = -inf
+
+    def key(
+        self, exchange: Exchange, entry: Entry, parsed: Parsed[Any], state: ModelState
+    ) -> tuple[bool, bytes | None, Check | None]:
+        """Return whether a request may be merged, under which key, and who looks at its answer."""
+        reason = parsed.alone or (entry.alone_by_protocol if parsed.first_by_protocol else entry.alone)
+        key: bytes | None = parsed.key
+        check: Check | None = None
+        if entry.sequence is not None and parsed.alone is None:
+            parsed.fit = CODECS[parsed.endpoint.protocol].fit(parsed, entry.sequence)
+        if reason is None:
+            key, check = self._verifier.admit(entry, parsed)
+            if key is None:
+                reason = UNVERIFIED
+            elif parsed.fit is not None:
+                key = self._padded_key(exchange, entry, parsed, parsed.fit, key, check)
+        if reason is not None:
+            self._note_alone(entry, reason, parsed.why)
+        elif apart := state.isolation.keeps_apart(exchange.peer, parsed.rows, state.cap):
+            self._note_alone(entry, apart, KEPT_APART[apart])
+        return reason is None, key, check
+
+    def _padded_key(
+        self, exchange: Exchange, entry: Entry, parsed: Parsed[Any], fit: Fit, key: bytes, check: Check | None
+    ) -> bytes:
+        """Return the key of a request that may be merged: that of its bucket if there is room to pad it."""
+        if key is fit.key:
+            if fit.growth <= UNCHARGED or exchange.charge(fit.growth):
+                return key
+            fit.refuse(TOO_LARGE)
+            key = parsed.key
+        reason = fit.why or ("padding-refuted" if check is not None and check.unpadded else "padding-unverified")
+        self._counts.not_padded(entry.lane, reason)
+        return key
+
+    def _note_alone(self, entry: Entry, reason: str, why: str) -> None:
+        count = self._counts.not_merged(entry.lane, reason, why)
+        # The 1st, 10th, 100th, ..., at most one a second: a log line a request would be a load of its own.
+        now = self._clock()
+        if str(count).strip("0") == "1" and now - self._noted_at >= NOTE_INTERVAL:
+            self._noted_at = now
+            # What is known of the axis explains nothing else.
+            if reason in {UNVERIFIED, REFUTED}:
+                detail = self._verifier.state(entry)[1]
+            else:
+                detail = entry.reason if reason.startswith("axis-") else why
+            self._log.warning(
+                "a request is not batched",
+                extra={"model": entry.lane, "reason": reason, "count": count} | ({"detail": detail} if detail else {}),
+            )
+
+    def note_fragments(self, entry: Entry, key: bytes) -> None:
+        """Count in which headers a request differs from the one before it."""
+        if entry.headers is not None:
+            self._counts.separated(differing(entry.headers, key))
+        entry.headers = key

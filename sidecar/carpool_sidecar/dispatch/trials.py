@@ -1,0 +1,101 @@
+"""Requests of the sidecar's own, by which batches are verified: the verifier's way through the Batcher."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool.batching.requests import Priority, Request, time_of
+from carpool_sidecar.dispatch.waiters import Shadow, Waiter
+from carpool_sidecar.http1.messages import size_of
+from carpool_sidecar.verification.check import LEAST_ROWS, TRIAL_ROWS, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from carpool.batching.batcher import Batcher
+    from carpool.batching.requests import Action
+    from carpool_sidecar.dispatch.answers import UpstreamAnswer
+    from carpool_sidecar.dispatch.terms import Terms
+    from carpool_sidecar.models import Entry, ModelTable
+    from carpool_sidecar.protocols.common import Message
+    from carpool_sidecar.protocols.limits import Limits
+    from carpool_sidecar.verification.check import Trial
+
+
+class Trials:
+    """What a verifier needs of the Batcher. ``do`` does what that asks for.
+
+    ``largest(model)``: rows that parameters may ever give a batch.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        models: ModelTable,
+        terms: Terms,
+        *,
+        clock: Callable[[], float],
+        largest: Callable[[str], int],
+        do: Callable[[Iterable[Action]], None],
+    ) -> None:
+        self._batcher = batcher
+        self._models = models
+        self._terms = terms
+        self._clock = clock
+        self._largest = largest
+        self._do = do
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of what is read of answers."""
+        return self._terms.limits
+
+    def carry(
+        self, entry: Entry, trial: Trial, message: Message, answered: Callable[[UpstreamAnswer | None], None]
+    ) -> None:
+        """Send a trial through the Batcher, as a request that nobody waits for and that counts as none."""
+
+        def ended(answer: UpstreamAnswer | None) -> None:
+            self._models.left(entry)
+            answered(answer)
+
+        now = self._clock()
+        parsed = trial.portions[0].parsed
+        entry.waiters += 1
+        shadow = Shadow(message, trial.facts, ended)
+        request = Request(
+            key=parsed.key,
+            arrived=now,
+            due=now + self._terms.due,
+            rows=trial.rows,
+            deadline=now + self._terms.timeout,
+            model=entry.lane,
+            # Before all others: until a trial is answered none of them can share a batch.
+            priority=Priority.NORMAL if trial.kind is Kind.LIVE else Priority.HIGH,
+            size=size_of(message.parts),
+            bucket=0 if parsed.fit is None else parsed.fit.bucket,
+            mergeable=False,
+            shadow=True,
+            payload=Waiter(shadow, entry, self._batcher.model(entry.lane).counters, trial.facts, parsed, None),
+        )
+        self._do(self._batcher.arrive(request, now))
+
+    def cap(self, entry: Entry) -> int:
+        """Return the rows that a batch of a model may have, whatever the tuner makes of it now."""
+        limits = self._batcher.model(entry.lane).limits
+        return min(bound for bound in (self._largest(entry.lane), limits.max_rows, limits.ceiling) if bound is not None)
+
+    def quick(self, entry: Entry) -> int:
+        """Return the rows of a trial that takes half the SLO at most, as far as batch latency is known; at least 4."""
+        estimate, rows = self._batcher.model(entry.lane).belief.estimate, TRIAL_ROWS
+        while estimate is not None and rows > LEAST_ROWS and time_of(estimate.times, rows) > self._terms.due / 2:
+            rows -= 1
+        return rows
+
+    def served(self, entry: Entry) -> int:
+        """Return the rows that a model has served."""
+        return self._batcher.model(entry.lane).limits.served_rows
+
+    def quarantine(self, entry: Entry, *, on: bool) -> None:
+        """Merge nothing of a model, what waits already included; or merge it again."""
+        self._batcher.model(entry.lane).isolation.quarantined = on

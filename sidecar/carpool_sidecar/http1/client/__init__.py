@@ -1,0 +1,1 @@
+"""The client: connections to an upstream, and calls on them."""

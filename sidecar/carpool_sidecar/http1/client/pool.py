@@ -1,0 +1,315 @@
+"""A pool of keep-alive connections to one upstream, and the calls made through it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from carpool_sidecar.http1.client.calls import Call, FailureKind, Receiver, StreamReceiver, Upload, UpstreamError
+from carpool_sidecar.http1.client.upstream import Tunnel, Upstream
+from carpool_sidecar.http1.limits import ClientLimits
+from carpool_sidecar.http1.memory import Budget
+from carpool_sidecar.http1.sockets import unix_socket
+from carpool_sidecar.http1.timing import NEVER, Ticker, Turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from carpool_sidecar.http1.messages import Body
+
+
+class Pool:
+    """Connections to one upstream, by TCP (`host`, `port`) or by a Unix socket (`path`).
+
+    The connection used last is used first, so that those beyond the need fall idle and close. A connection is opened
+    when a call finds none idle; at the cap, calls wait, first come, first served, `max_waiting` of them at most and
+    `max_wait` seconds at most.
+    Times are seconds of `clock`, by default the running loop's. `setting` is what people raise to have more
+    connections. `budget` bounds what is held of answers, `turns` what is read of them at a time. Without `reuse`, every
+    call has a connection of its own, which closes after the answer. `shared`: its calls are of callers who must not get
+    each other's answers, so a connection on which the upstream may have left a request's body unread is closed.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        path: str | None = None,
+        max_connections: int = 256,
+        max_waiting: float = NEVER,
+        max_wait: float = NEVER,
+        setting: str = "max_connections",
+        connect_timeout: float = 5.0,
+        idle_timeout: float = 30.0,
+        reuse: bool = True,
+        limits: ClientLimits | None = None,
+        clock: Callable[[], float] | None = None,
+        budget: Budget | None = None,
+        turns: Turns | None = None,
+        shared: bool = True,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._path = path
+        self._max_connections = max_connections
+        self._max_waiting = max_waiting
+        self._max_wait = max_wait
+        self._setting = setting
+        self._connect_timeout = connect_timeout
+        self._idle_timeout = idle_timeout
+        self.reuse = reuse
+        self._loop = asyncio.get_running_loop()
+        self.limits = limits or ClientLimits()
+        self.clock = clock or self._loop.time
+        self.budget = budget or Budget(NEVER)
+        self.turns = turns or Turns(self.limits.turn, self.clock)
+        self.shared = shared
+        self._open: set[Upstream] = set()
+        self._idle: list[Upstream] = []
+        self.answers = 0  # complete ones, so far
+        self._waiting: deque[Call] = deque()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._waiting_bytes = 0  # of streamed requests that wait, counted as held
+        self._ticker = Ticker(self.limits.tick, self._expire, self.clock)
+        self._closed = False
+
+    @property
+    def authority(self) -> bytes:
+        """What a Host header names this upstream."""
+        if self._path is not None:
+            return b"localhost"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{host}:{self._port}".encode()
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._open)
+
+    @property
+    def idle(self) -> int:
+        """How many of them have no call."""
+        return len(self._idle)
+
+    @property
+    def free(self) -> bool:
+        """Whether a call would have a connection without waiting for another call's."""
+        return bool(self._idle) or len(self._open) + len(self._connecting) < self._max_connections
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for a connection."""
+        return len(self._waiting)
+
+    def send(
+        self,
+        head: bytes,
+        body: Body | Upload,
+        receiver: Receiver,
+        *,
+        timeout: float = 60.0,
+        retry_stale: bool = False,
+    ) -> Call:
+        """Send a request; the answer is buffered and told in one piece. Never blocks, never raises.
+
+        `timeout` is how long the upstream may be silent, and the longest wait for a connection. With
+        `retry_stale`, a request that dies on a reused connection before any byte of an answer is sent once more on a
+        new one: upstreams close idle connections at any time, and the two may cross. It may then be served twice.
+        Without it, a request goes over a connection that is new or was used lately (`ClientLimits.fresh`).
+        """
+        return self._place(Call(self, head, body, receiver, None, timeout=timeout, retry_stale=retry_stale))
+
+    def stream(
+        self,
+        head: bytes,
+        body: Body | Upload,
+        receiver: StreamReceiver,
+        *,
+        timeout: float = 60.0,
+        retry_stale: bool = False,
+        upgrade: bool = False,
+    ) -> Call:
+        """Send a request as `send` does; the answer is told piece by piece, unless it comes in one.
+
+        `upgrade`: the request offers to switch protocols; an upstream that does so unasked breaks the protocol.
+        """
+        return self._place(
+            Call(self, head, body, receiver, receiver, timeout=timeout, retry_stale=retry_stale, upgrade=upgrade)
+        )
+
+    async def tunnel(self, *, patience: float) -> Upstream:
+        """Open a connection for bytes that nobody reads here; who takes it passes them on, and closes it.
+
+        ``patience``: seconds that the upstream may take to read what it is sent. Raises ``UpstreamError``.
+        """
+        if self._closed or len(self._open) + len(self._connecting) >= self._max_connections:
+            text = (
+                f"all {self._max_connections} connections to the upstream are taken; raise {self._setting} or replicas"
+            )
+            raise UpstreamError("busy", text, answered_bytes=False)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
+        self._connecting.add(task)
+        link = Tunnel(self, patience)
+        try:
+            failure = await self._open_link(lambda: link)
+        finally:
+            self._connecting.discard(task)
+        if failure is not None:
+            raise UpstreamError(*failure, answered_bytes=False)
+        return link
+
+    async def close(self) -> None:
+        """Close everything; calls under way fail with "reset"."""
+        self._closed = True
+        self._ticker.stop()
+        for task in tuple(self._connecting):
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        for call in tuple(self._waiting):
+            call.fail("reset", "the pool was closed")
+        self._waiting.clear()
+        for link in tuple(self._open):
+            link.abandon("the pool was closed")
+
+    # Called by calls and connections
+
+    def opened(self, link: Upstream) -> None:
+        """Take a new connection."""
+        self._open.add(link)
+        self._ticker.start()
+        self.release(link)
+
+    def adopt(self, link: Upstream) -> None:
+        """Take a new connection that serves no calls."""
+        self._open.add(link)
+        self._ticker.start()
+
+    def release(self, link: Upstream) -> None:
+        """Take back a connection whose call is answered."""
+        if self._waiting:
+            self._waiting.popleft().begin(link)
+        elif not self.reuse:
+            link.close()  # its call was given up while it was opened
+        else:
+            link.deadline = self.clock() + self._idle_timeout
+            self._idle.append(link)
+
+    def forget(self, link: Upstream) -> None:
+        """Take note that a connection is gone."""
+        if link in self._open:
+            self._open.discard(link)
+            if link in self._idle:
+                self._idle.remove(link)
+            self._connect_as_needed()
+
+    def retry(self, call: Call) -> None:
+        """Send a call again, before all that wait; the connections idle now are as old as the one it died on."""
+        call.unlink()
+        call.expires = self.clock() + self._wait(call)
+        for link in tuple(self._idle):
+            link.close()
+        self._waiting.appendleft(call)
+        self._connect_as_needed()
+
+    def withdraw(self, call: Call) -> None:
+        """Take a cancelled call out of the queue, unless it was refused a place in it."""
+        with suppress(ValueError):
+            self._waiting.remove(call)
+
+    # Connections
+
+    def _place(self, call: Call) -> Call:
+        if self._idle:
+            if call.retry_stale or self._fresh(self._idle[-1]):
+                call.begin(self._idle.pop())
+                return call
+            self._idle[0].close()  # the oldest makes room for a new one
+        if self._closed:
+            self._loop.call_soon(call.fail, "refused", "the pool is closed")
+        elif len(self._waiting) >= self._max_waiting + max(0, self._max_connections - len(self._open)):
+            wait = f"{self._max_waiting:.0f} calls wait"
+            text = f"all {self._max_connections} connections to the upstream are taken, and {wait}"
+            self._loop.call_soon(call.fail, "busy", f"{text}; raise {self._setting} or replicas")
+        else:
+            call.expires = self.clock() + self._wait(call)
+            self._waiting.append(call)
+            self._connect_as_needed()
+        return call
+
+    def _wait(self, call: Call) -> float:
+        """Seconds that a call may wait for a connection."""
+        return min(call.timeout, self._max_wait)
+
+    def _fresh(self, link: Upstream) -> bool:
+        """Whether an idle connection was used so lately that the upstream has hardly closed it meanwhile."""
+        return self.clock() - (link.deadline - self._idle_timeout) < self.limits.fresh
+
+    def _connect_as_needed(self) -> None:
+        while (
+            len(self._connecting) < len(self._waiting)
+            and len(self._connecting) + len(self._open) < self._max_connections
+            and not self._closed
+        ):
+            task = self._loop.create_task(self._connect())
+            self._connecting.add(task)
+            self._ticker.start()
+
+    async def _connect(self) -> None:
+        failure: tuple[FailureKind, str] | None = None
+        try:
+            failure = await self._open_link(lambda: Upstream(self))
+        finally:
+            task = asyncio.current_task()
+            assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
+            self._connecting.discard(task)
+        if failure is not None and self._waiting:
+            # One attempt, one call: those behind it have attempts of their own, or get them now.
+            self._waiting.popleft().fail(*failure)
+        self._connect_as_needed()
+
+    async def _open_link(self, made: Callable[[], Upstream]) -> tuple[FailureKind, str] | None:
+        """Open a connection; return why there is none."""
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                if self._path is not None:
+                    await self._loop.create_unix_connection(made, sock=unix_socket(self._path))
+                elif self._host == "localhost":
+                    await self._connect_here(made)
+                else:
+                    await self._loop.create_connection(made, self._host, self._port)
+        except TimeoutError:
+            return "timeout", f"no connection to the upstream within {self._connect_timeout:g} s"
+        except OSError as error:
+            return "refused", f"no connection to the upstream: {error}"
+        return None
+
+    async def _connect_here(self, made: Callable[[], Upstream]) -> None:
+        """Connect to this machine, by either family: a server at ``::`` need not listen on IPv4.
+
+        Without a resolver, which takes a thread for each connection.
+        """
+        try:
+            await self._loop.create_connection(made, "127.0.0.1", self._port)
+        except OSError as error:
+            try:
+                await self._loop.create_connection(made, "::1", self._port)
+            except OSError:
+                raise error from None
+
+    def _expire(self, now: float) -> bool:
+        for link in tuple(self._open):
+            link.weigh()
+            if now >= link.deadline:
+                link.expire()
+        for call in tuple(self._waiting):
+            if now >= call.expires and not call.done:
+                self._waiting.remove(call)
+                call.fail("timeout", f"no connection to the upstream was free within {self._wait(call):g} s")
+        waiting = sum(call.waiting_bytes for call in self._waiting)
+        self.budget.held += waiting - self._waiting_bytes
+        self._waiting_bytes = waiting
+        return bool(self._open or self._waiting or self._connecting)

@@ -1,0 +1,260 @@
+"""Passing an exchange on to an upstream, both ways at once, as it comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool_sidecar.http1.client.calls import Call, Upload, UpstreamError
+from carpool_sidecar.http1.messages import (
+    CHUNKED,
+    Added,
+    Body,
+    Headers,
+    content_length,
+    encode_request_head,
+    find,
+    forwardable,
+    has_body,
+)
+from carpool_sidecar.http1.parsing import IN_CHUNKS
+from carpool_sidecar.http1.relay.intermediary import (
+    COUNTED,
+    final_answer,
+    hops_left,
+    offer,
+    one_hop_less,
+    upgrade_fields,
+)
+
+if TYPE_CHECKING:
+    from carpool_sidecar.http1.client.pool import Pool
+    from carpool_sidecar.http1.client.upstream import Upstream
+    from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.http1.server.exchange import Exchange
+
+# Bodies up to here are read whole first: one write upstream instead of two, and a stale connection may be retried.
+_SMALL = 64 * 1024
+UPGRADE_REQUIRED = 426
+_IDEMPOTENT = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"})  # RFC 9110, 9.2.2
+_RETRY_AFTER = [(b"retry-after", b"1")]
+
+
+class Forwarding:
+    """One exchange on its way through; it receives the upstream's answer and hands it to the client.
+
+    Host and all end-to-end fields go on as sent; those of one hop are dropped. Nothing is added. Interim responses are
+    passed on. An offer to switch protocols is, too, and if the upstream takes it, all bytes pass from then on, both
+    ways. An upstream that fails before its answer began is answered for with a JSON error (502, 503, 504); one that
+    fails later costs the client its connection, so that no part is taken for the whole.
+
+    `short`: the answer is a small one, so it is buffered, and a client that reads slowly occupies no connection.
+    """
+
+    __slots__ = ("_call", "_exchange", "_pool", "_short", "_switching", "_timeout")
+
+    def __init__(self, exchange: Exchange, pool: Pool, timeout: float = 60.0, *, short: bool = False) -> None:
+        self._exchange = exchange
+        self._pool = pool
+        self._timeout = timeout
+        self._short = short
+        self._switching = False
+        self._call: Call | None = None
+
+    # Called by the application
+
+    def begin(self, *, whole: bool = True) -> None:
+        """Choose how the request is read (in `Application.head`): a small one whole, a larger one as it comes.
+
+        Not `whole`, or without room for it: a small one as it comes, too.
+        """
+        exchange = self._exchange
+        if exchange.method in COUNTED and hops_left(exchange.headers) == 0:
+            exchange.respond(200, *final_answer(exchange.method, exchange.target, exchange.headers))
+            return
+        self._switching = bool(exchange.upgrade) and exchange.await_switch()
+        if whole and 0 <= exchange.length <= _SMALL:
+            exchange.buffer(_SMALL, self._stream)
+        else:
+            self._stream(exchange)
+
+    def _stream(self, exchange: Exchange, *, too_large: bool = False) -> bool:  # noqa: ARG002 - an overflow's signature
+        exchange.stream(_Uplink(self, exchange))
+        return True
+
+    def upload(self, uplink: Upload) -> Call:
+        """Pass on a request that comes in pieces."""
+        framing = CHUNKED if uplink.length is None else content_length(uplink.length)
+        return self._send(uplink, framing, retry_stale=False)
+
+    def request(self) -> None:
+        """Pass on a request that was read whole (in `Application.request`)."""
+        exchange = self._exchange
+        announced = exchange.length or find(exchange.headers, b"content-length") is not None
+        framing = content_length(len(exchange.body)) if announced else None
+        self._send(exchange.body, framing, retry_stale=exchange.method in _IDEMPOTENT)
+
+    def cancel(self) -> None:
+        """Give up (in `Application.disconnected`)."""
+        if self._call is not None:
+            self._call.cancel()
+
+    def _send(self, body: Body | Upload, framing: tuple[bytes, bytes] | None, *, retry_stale: bool) -> Call:
+        exchange = self._exchange
+        headers = forwardable(exchange.headers)
+        if exchange.method in COUNTED and (left := hops_left(headers)):
+            headers = one_hop_less(headers, left)
+        added: Added = () if framing is None else (framing,)
+        if self._switching:
+            added += offer(exchange.upgrade)
+        if exchange.version == (1, 0) and find(headers, b"host") is None:
+            added = ((b"host", self._pool.authority), *added)
+        head = encode_request_head(exchange.method, exchange.target, headers, added)
+        if self._short:
+            call = self._pool.send(head, body, self, timeout=self._timeout, retry_stale=retry_stale)
+        else:
+            call = self._pool.stream(
+                head, body, self, timeout=self._timeout, retry_stale=retry_stale, upgrade=self._switching
+            )
+        self._call = call
+        return call
+
+    # Called with the upstream's answer
+
+    def interim(self, status: int, headers: Headers) -> None:
+        """Pass on an interim response."""
+        self._exchange.interim(status, forwardable(headers))
+
+    def switched(self, headers: Headers, link: Upstream, rest: bytes) -> None:
+        """Pass on that the protocol is another one, and then all bytes."""
+        self._exchange.switch(_with_offer(headers), link, rest)
+
+    def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
+        """Pass on a whole answer."""
+        if has_body(self._exchange.method, status):
+            passed = forwardable(headers) if status != UPGRADE_REQUIRED else _with_offer(headers)
+            self._exchange.respond(status, passed, body)
+        else:
+            # To HEAD and with 304 an upstream tells the length of a body that it does not send.
+            self.head(status, headers)
+            self._exchange.end()
+
+    def head(self, status: int, headers: Headers) -> None:
+        """Pass on the beginning of an answer."""
+        announced = find(headers, b"content-length")
+        length = None if announced is None else int(announced)
+        passed = forwardable(headers) if status != UPGRADE_REQUIRED else _with_offer(headers)
+        self._exchange.start(status, passed, length, self)
+
+    def data(self, chunk: bytes) -> None:
+        """Pass on a piece of the answer's body."""
+        self._exchange.write(chunk)
+
+    def end(self) -> None:
+        """Pass on the end of the answer."""
+        self._exchange.end()
+
+    def failed(self, error: UpstreamError) -> None:
+        """Answer for the upstream, or cut what it has left incomplete."""
+        exchange = self._exchange
+        if exchange.started:
+            exchange.abort()
+        else:
+            headers = _RETRY_AFTER if error.kind in {"busy", "buffers-full"} else None
+            exchange.fail(error.status, error.reason, str(error), headers)
+
+    # Called when the client reads too slowly
+
+    def pause_writing(self) -> None:
+        """Let the upstream wait."""
+        if self._call is not None:
+            self._call.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Let it go on."""
+        if self._call is not None:
+            self._call.resume_reading()
+
+
+class _Uplink:
+    """Hands the body of a request on as it comes, at the upstream's pace.
+
+    A connection is taken once there is something to send: of a body of known length so much that sending it is not
+    what takes the time, of any other the first byte, as its sender may wait for an answer to that.
+    """
+
+    __slots__ = ("_call", "_charged", "_exchange", "_first", "_forwarding", "_size")
+
+    def __init__(self, forwarding: Forwarding, exchange: Exchange) -> None:
+        self._forwarding = forwarding
+        self._exchange = exchange
+        self._call: Call | None = None
+        self._first: list[bytes] = []  # what came before there was a call
+        self._size = 0
+        self._charged = 0
+
+    def data(self, chunk: bytes) -> None:
+        if self._call is not None:
+            self._call.write(chunk)
+            return
+        exchange = self._exchange
+        self._first.append(chunk)
+        self._size += len(chunk)
+        if exchange.length == IN_CHUNKS or self._size >= _SMALL or not exchange.charge(len(chunk)):
+            self._begin()
+        else:
+            self._charged += len(chunk)
+
+    def end(self) -> None:
+        (self._call or self._begin()).end()
+
+    def aborted(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    def _begin(self) -> Call:
+        exchange, length = self._exchange, self._exchange.length
+        call = self._call = self._forwarding.upload(Upload(None if length == IN_CHUNKS else length, self))
+        for chunk in self._first:
+            call.write(chunk)
+        self._first.clear()
+        exchange.refund(self._charged)
+        if not call.writable:
+            exchange.pause_reading()
+        return call
+
+    def pause_writing(self) -> None:
+        self._exchange.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._exchange.resume_reading()
+
+
+def _with_offer(headers: Headers) -> Headers:
+    return [*forwardable(headers), *upgrade_fields(headers)]
+
+
+class ForwardAll:
+    """The application that forwards every request."""
+
+    def __init__(self, pool: Pool, timeout: float = 60.0) -> None:
+        self._pool = pool
+        self._timeout = timeout
+
+    def head(self, exchange: Exchange) -> None:
+        """Begin to forward."""
+        exchange.context = Forwarding(exchange, self._pool, self._timeout)
+        exchange.context.begin()
+
+    def request(self, exchange: Exchange) -> None:
+        """Forward a request that was read whole."""
+        exchange.context.request()
+
+    def sent(self, exchange: Exchange) -> None:
+        """Nothing is left to do."""
+
+    def disconnected(self, exchange: Exchange) -> None:
+        """Cancel the call."""
+        exchange.context.cancel()
+
+    def refused(self, error: HttpError) -> None:
+        """Nothing was begun."""

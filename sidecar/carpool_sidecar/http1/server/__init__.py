@@ -1,0 +1,1 @@
+"""The server: connections, their requests, and answers in order."""

@@ -1,0 +1,266 @@
+"""One connection of the server: what its transport, the server and its exchanges call.
+
+It has these parts, which know nothing of it: `Wire` (the transport, and the phase of the connection), `Patience` (what
+the client has time for), `Intake` (the body under way), `Incoming` (bytes become exchanges) and `Outgoing` (answers, in
+order).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from carpool_sidecar.http1.parsing import HttpError
+from carpool_sidecar.http1.server.incoming import Incoming
+from carpool_sidecar.http1.server.intake import Intake
+from carpool_sidecar.http1.server.outgoing import Outgoing
+from carpool_sidecar.http1.server.patience import Patience
+from carpool_sidecar.http1.server.wire import Phase, Wire
+from carpool_sidecar.http1.sockets import peer_has_reset
+from carpool_sidecar.http1.timing import NEVER
+from carpool_sidecar.http1.tunnel import splice
+
+if TYPE_CHECKING:
+    from carpool_sidecar.http1.client.upstream import Upstream
+    from carpool_sidecar.http1.messages import Buffer
+    from carpool_sidecar.http1.server.exchange import Exchange
+    from carpool_sidecar.http1.server.server import Server
+
+
+class Connection(asyncio.Protocol):
+    """One accepted connection. The server calls `expire` a few times a second, for its deadlines."""
+
+    __slots__ = ("_incoming", "_intake", "_outgoing", "_patience", "_server", "_wire", "peer")
+
+    _wire: Wire
+    _patience: Patience
+    _intake: Intake
+    _outgoing: Outgoing
+    _incoming: Incoming
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.peer: str | None = None
+        """The client's address, without its port."""
+
+    # Called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        name = transport.get_extra_info("peername")
+        self.peer = name[0] if isinstance(name, tuple) else None
+        server, limits = self._server, self._server.limits
+        app, clock, budget = server.app, server.clock, server.budget
+        phase = Phase.OPEN if server.passage is None else Phase.UNKNOWN
+        # Only stream sockets are served; uvloop's transports are no subclasses of asyncio's.
+        wire = self._wire = Wire(cast("asyncio.Transport", transport), limits, clock, budget, phase)
+        patience = self._patience = Patience(limits, clock())
+        intake = self._intake = Intake(limits, budget)
+        outgoing = self._outgoing = Outgoing(app, clock, limits.max_pipelined, wire, intake, patience)
+        self._incoming = Incoming(app, clock, limits, server.turns, server.passage, wire, intake, patience, outgoing)
+        if not server.opened(self):
+            text = f"{limits.max_connections} connections are open; raise max_connections or replicas"
+            self._incoming.refuse(self, HttpError(503, "too-many-connections", text))
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent."""
+        self._incoming.take(self, data)
+
+    def eof_received(self) -> bool:
+        """Take the end of what the client sends; return True to stay open, since it may still wait for answers."""
+        self._wire.eof = True
+        if self._wire.phase is Phase.LINGERING:
+            return False
+        self._incoming.eof(self)
+        if not self._outgoing.queue:
+            return False
+        self._outgoing.probe()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
+        """Take the end of the connection: nobody waits for the answers that are not complete."""
+        self._wire.lost()
+        self._patience.deadline = NEVER
+        body_of = self._intake.lost()
+        lost = [exchange for exchange in self._outgoing.queue if exchange.known]
+        for exchange in self._outgoing.queue:
+            self._intake.let_go(exchange)
+        self._outgoing.queue.clear()
+        self._server.closed(self)
+        if body_of is not None and body_of.streamed_to is not None and not body_of.ended:
+            body_of.ended = True
+            body_of.streamed_to.aborted()
+        for exchange in lost:
+            exchange.ended = True
+            self._server.app.disconnected(exchange)
+
+    def pause_writing(self) -> None:
+        """Let answers wait for a client that reads too slowly, and take no more requests meanwhile."""
+        self._wire.pause()
+        self._incoming.sync_reading()
+        if self._outgoing.queue:
+            self._outgoing.queue[0].pause_writing()
+
+    def resume_writing(self) -> None:
+        """Go on: the client has caught up."""
+        self._wire.resume()
+        if self._outgoing.queue:
+            self._outgoing.queue[0].resume_writing()
+        self._incoming.catch_up(self)
+
+    # Called by the server
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being read or answered."""
+        return not self._outgoing.queue and not self._wire.unread and self._intake.exchange is None
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether the system has taken all that was written."""
+        return not self._wire.unsent
+
+    def close(self) -> None:
+        """Close once what was written is sent."""
+        self._wire.close()
+
+    def abort(self) -> None:
+        """Cut."""
+        self._wire.transport.abort()
+
+    def patience_used(self, now: float) -> float | None:
+        """Say which share of its patience the server has had with a client that asks nothing; None: it does ask.
+
+        A client in a head, or one that has not begun its first, has `head_timeout`; one between requests has
+        `idle_timeout`. A client whose last answer is sent has none.
+        """
+        wire = self._wire
+        if self._outgoing.queue or self._intake.exchange is not None or wire.transport.is_closing():
+            return None
+        if wire.phase is Phase.LINGERING:
+            return 1.0
+        if wire.unread:
+            return self._patience.used_by_head(now)
+        return self._patience.used_between(now, first=not wire.written)
+
+    def holds_back(self, now: float, patience: float) -> int:
+        """Return the bytes held for a client that has not taken its answer, or sent its body, for so long."""
+        held = self._wire.holds_back(now, patience)
+        exchange = self._intake.exchange
+        if exchange is not None and self._patience.body_takes(now) > patience:
+            held += exchange.buffered
+        return held
+
+    def make_room(self) -> None:
+        """Give up what is held for this client."""
+        exchange = self._intake.exchange
+        if exchange is None or exchange.buffered < self._wire.unsent:
+            self._wire.transport.abort()
+        else:
+            self._incoming.break_body(exchange, self._intake.no_room())
+
+    def expire(self, now: float) -> None:
+        """Act on deadlines that have passed, and look whether a half-closed client is still there."""
+        wire = self._wire
+        wire.weigh(now, self._outgoing.held_bytes)
+        if wire.is_overdue(now):
+            wire.transport.abort()
+            return
+        if now >= self._patience.deadline:
+            self._patience.deadline = NEVER
+            self._hurry(now)
+        if wire.eof and self._outgoing.queue and peer_has_reset(wire.transport):
+            wire.transport.abort()
+
+    def _hurry(self, now: float) -> None:
+        """Act where the client's time for its next request, its head or its body is over."""
+        exchange = self._intake.exchange
+        if exchange is not None:
+            if (refusal := self._patience.body_is_late(now, self._intake.size)) is not None:
+                self._incoming.break_body(exchange, refusal)
+        elif self._wire.unread:
+            self._incoming.refuse(self, self._patience.head_is_late())
+        else:
+            self._wire.transport.close()
+
+    # Called when others had their turn
+
+    def go_on(self) -> None:
+        """Read on in what came earlier."""
+        self._incoming.go_on(self)
+
+    # Called by the exchanges
+
+    @property
+    def writable(self) -> bool:
+        """Whether the client took what was written before."""
+        return self._wire.writable
+
+    def write(self, pieces: list[Buffer]) -> None:
+        """Hand pieces to the transport, each as it is."""
+        self._wire.write(pieces)
+
+    def keeps_open(self, exchange: Exchange, *, final: bool) -> bool:
+        """Say whether the connection outlives this answer; `final`: the rest of the request's body is not wanted."""
+        return self._outgoing.keeps_open(exchange, final=final, draining=self._server.draining)
+
+    def answered(self, exchange: Exchange) -> None:
+        """Go on with the next exchange; this, the first of them, is answered."""
+        self._outgoing.answered(exchange)
+        if self._server.waited_for and not self._outgoing.queue:
+            self._server.became_idle()
+        self._incoming.catch_up(self)
+
+    def abort_answer(self, exchange: Exchange) -> None:
+        """Cut the connection when it is the turn of this exchange."""
+        self._outgoing.abort(exchange)
+
+    def charge(self, exchange: Exchange, extra: int) -> bool:
+        """Count more bytes as held for this exchange, if there is room."""
+        return self._intake.charge(exchange, extra)
+
+    def refund(self, exchange: Exchange, count: int) -> None:
+        """Count so many of them as held no more."""
+        self._intake.refund(exchange, count)
+
+    def pause_body(self, exchange: Exchange) -> None:
+        """Stop reading the body of this exchange, if it is being read."""
+        self._incoming.pause_body(exchange, paused=True)
+
+    def resume_body(self, exchange: Exchange) -> None:
+        """Go on reading it."""
+        self._incoming.pause_body(exchange, paused=False)
+
+    def await_switch(self, exchange: Exchange) -> bool:
+        """Read nothing behind this request until it is answered; return False where others are to be answered first."""
+        return self._outgoing.await_switch(exchange)
+
+    def switch(self, exchange: Exchange, head: bytes, upstream: Upstream, rest: bytes) -> None:
+        """Answer with this head, and from then on pass all bytes between the client and the upstream.
+
+        The exchange stays the connection's first until that ends. `rest` is what the upstream sent behind its head.
+        """
+        wire = self._wire
+        wire.write([head])
+        self._patience.deadline = NEVER
+        exchange.sent_at = self._server.clock()
+        exchange.ended = True
+        exchange.known = False
+        self._server.app.sent(exchange)
+        early, wire.unread = wire.unread, b""
+        wire.move_to(Phase.ENDING)
+        client, model = splice(wire.transport, self, upstream.transport, upstream)
+        client.take(rest)
+        model.take(early)
+        if wire.eof:
+            client.eof_received()
+
+    # Called by a tunnel, after a switch
+
+    def stuck(self) -> None:
+        """Give a client on the other side of a tunnel time to read."""
+        self._wire.pause()
+
+    def moved(self) -> None:
+        """Take note that it has read."""
+        self._wire.resume()

@@ -1,0 +1,301 @@
+"""Requests on their way in: bytes become exchanges, and what can't be read is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool_sidecar.http1.parsing import HttpError, RequestHead
+from carpool_sidecar.http1.server.exchange import Exchange
+from carpool_sidecar.http1.server.heads import FOREIGN, UNREAD, HeadReader, speaks_http1
+from carpool_sidecar.http1.server.wire import Phase
+from carpool_sidecar.http1.timing import BULK, NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from carpool_sidecar.http1.limits import ServerLimits
+    from carpool_sidecar.http1.server.connection import Connection
+    from carpool_sidecar.http1.server.exchange import Application
+    from carpool_sidecar.http1.server.intake import Intake
+    from carpool_sidecar.http1.server.outgoing import Outgoing
+    from carpool_sidecar.http1.server.patience import Patience
+    from carpool_sidecar.http1.server.wire import Wire
+    from carpool_sidecar.http1.timing import Turns
+
+# Looking a member of an enum up costs 0.2 us, and a request takes six of them.
+_UNKNOWN, _ENDING, _LINGERING = Phase.UNKNOWN, Phase.ENDING, Phase.LINGERING
+
+
+class Incoming:
+    """Reads the requests of a connection. Their exchanges refer to the connection, so that is an argument here.
+
+    (Kept here, the two would refer to each other, and wait for the garbage collector.)
+    """
+
+    __slots__ = (
+        "_app", "_clock", "_discarded", "_heads", "_intake", "_limits", "_outgoing", "_parsing", "_passage",
+        "_patience", "_reading", "_turns", "_wire", "_yielded",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        app: Application,
+        clock: Callable[[], float],
+        limits: ServerLimits,
+        turns: Turns,
+        passage: Callable[[Exchange], None] | None,
+        wire: Wire,
+        intake: Intake,
+        patience: Patience,
+        outgoing: Outgoing,
+    ) -> None:
+        self._app = app
+        self._clock = clock
+        self._limits = limits
+        self._turns = turns
+        self._passage = passage
+        self._wire = wire
+        self._intake = intake
+        self._patience = patience
+        self._outgoing = outgoing
+        self._heads = HeadReader(limits)
+        self._parsing = False
+        self._yielded = False  # goes on with what is unread once others had their turn
+        self._reading = True  # the transport is not paused
+        self._discarded = 0
+
+    def take(self, connection: Connection, data: bytes) -> None:
+        """Take what the client sent."""
+        wire = self._wire
+        if wire.phase >= _ENDING:
+            self._discarded += len(data)
+            self.sync_reading()
+            return
+        if wire.unread:
+            data = wire.unread + data
+            wire.unread = b""
+        if wire.phase is _UNKNOWN and not self._knows(connection, data):
+            return
+        self._parse(connection, data)
+
+    def _knows(self, connection: Connection, data: bytes) -> bool:
+        """Look whether this is HTTP/1.1, and pass it through if not; return False where there is nothing to read."""
+        wire = self._wire
+        http1 = speaks_http1(data)
+        if http1 is None:
+            wire.unread = data
+            self._patience.await_protocol(self._clock())
+            return False
+        wire.phase = Phase.OPEN
+        if http1:
+            return True
+        assert self._passage is not None  # noqa: S101 - for the type checker
+        wire.unread = data
+        self._patience.deadline = NEVER
+        exchange = Exchange(connection, FOREIGN, 0)
+        self._outgoing.append(exchange)
+        self._passage(exchange)
+        self.sync_reading()
+        return False
+
+    def _parse(self, connection: Connection, data: bytes) -> None:
+        """Read what is here, and yield where that takes longer than a turn."""
+        self._parsing = True
+        wire, intake, outgoing = self._wire, self._intake, self._outgoing
+        position, end = 0, len(data)
+        try:
+            while position < end and wire.phase < _ENDING:
+                if intake.exchange is not None:
+                    position = self._read_body(intake.exchange, data, position)
+                elif len(outgoing.queue) >= outgoing.limit or not wire.writable:
+                    break
+                else:
+                    head, position = self._heads.read(data, position)
+                    if head is None:
+                        if self._heads.check(data[position:]):
+                            self._patience.await_head(self._clock())
+                        break
+                    position = self._accept(connection, head, data, position)
+                # One read of the socket may hold 10,000 requests, or 40,000 chunks; a large one has more behind it.
+                if (position < end or end >= BULK) and self._turns.over():
+                    self._yielded = True
+                    self._turns.wait(connection.go_on)
+                    break
+        except HttpError as refusal:
+            if intake.exchange is not None:
+                self.break_body(intake.exchange, refusal)
+            else:
+                self.refuse(connection, refusal)
+        finally:
+            self._parsing = False
+        if position < end and wire.phase < _ENDING:
+            wire.unread = data[position:]
+        self.sync_reading()
+
+    def catch_up(self, connection: Connection) -> None:
+        """Read on in what came while there were too many requests, or a client that did not read its answers."""
+        if self._parsing:
+            return
+        if self._wire.unread and self._wire.phase < _ENDING and not self._yielded:
+            self._read_on(connection)
+        elif not self._reading:
+            self.sync_reading()
+
+    def go_on(self, connection: Connection) -> None:
+        """Read on in what came earlier: others had their turn."""
+        self._yielded = False
+        if self._wire.unread and self._wire.phase < _ENDING:
+            self._read_on(connection)
+        else:
+            self._wire.unread = b""
+            self.sync_reading()
+
+    def _read_on(self, connection: Connection) -> None:
+        data, self._wire.unread = self._wire.unread, b""
+        self.take(connection, data)
+
+    def _accept(self, connection: Connection, head: RequestHead, data: bytes, position: int) -> int:
+        """Take a request whose head ended here; return where its body ended, if all of it is here."""
+        exchange = Exchange(connection, head, self._limits.max_body_bytes)
+        self._outgoing.append(exchange)
+        stop = position + head.length
+        if not position <= stop <= len(data):
+            self._begin_body(exchange, head, awaited=position == len(data))
+            return position
+
+        self._patience.deadline = NEVER
+        if not head.keep_alive:
+            self._wire.move_to(_ENDING)
+        exchange.received_at = self._clock()
+        self._app.head(exchange)
+        if exchange.ended:
+            return stop
+        body, sink = data[position:stop], exchange.streamed_to
+        if sink is None:
+            if (refusal := self._intake.too_much(exchange, head.length, head.length)) is not None:
+                self.break_body(exchange, refusal)
+                return stop
+            sink = exchange.streamed_to
+        if sink is None:
+            self._intake.hold(exchange, body)
+        elif body:
+            sink.data(body)
+            if exchange.ended:
+                return stop
+        self._deliver(exchange)
+        return stop
+
+    def _begin_body(self, exchange: Exchange, head: RequestHead, *, awaited: bool) -> None:
+        """Ask the application what to do with a body, of which no byte is here yet if it is awaited."""
+        intake = self._intake
+        intake.begin(exchange, head.length)
+        self._patience.await_body(self._clock())
+        if head.expects_continue and awaited:
+            intake.continue_for = exchange
+        self._app.head(exchange)
+        if exchange.ended:
+            return
+        if (
+            exchange.streamed_to is None
+            and (refusal := intake.too_much(exchange, head.length, head.length)) is not None
+        ):
+            raise refusal
+        if intake.continue_for is exchange and self._outgoing.queue[0] is exchange:
+            self._outgoing.advance(exchange)
+
+    def _read_body(self, exchange: Exchange, data: bytes, position: int) -> int:
+        """Read on in a body; return where it, or the data, ended."""
+        stop = self._intake.read(exchange, data, position)
+        if self._intake.complete:
+            self._intake.end(exchange)
+            if not exchange.keep_alive:
+                self._wire.move_to(_ENDING)
+            now = exchange.received_at = self._clock()
+            self._patience.deadline = NEVER
+            if not exchange.ended:
+                self._deliver(exchange)
+            elif not self._outgoing.queue:
+                self._patience.await_request(now)
+        return stop
+
+    def _deliver(self, exchange: Exchange) -> None:
+        if exchange.streamed_to is None:
+            self._app.request(exchange)
+        else:
+            exchange.streamed_to.end()
+
+    # Refusals
+
+    def eof(self, connection: Connection) -> None:
+        """Take the end of what the client sends. It may still read what was wrong with a request that ended so."""
+        exchange = self._intake.exchange
+        if exchange is not None:
+            if exchange.ended:
+                exchange.keep_alive = False  # answered, if not in its turn yet: what was left to skip won't come
+            else:
+                self.break_body(exchange, HttpError(400, "truncated-body", "the connection ended before the body did"))
+        elif self._wire.unread and not self._outgoing.queue:
+            text = "the connection ended before the request's head did"
+            self.refuse(connection, HttpError(400, "truncated-head", text))
+
+    def break_body(self, exchange: Exchange, refusal: HttpError) -> None:
+        """Give up a request in its body."""
+        self._wire.move_to(Phase.REFUSED)
+        self._intake.let_go(exchange)
+        sink = exchange.streamed_to
+        if not exchange.ended:
+            exchange.keep_alive = False
+            if exchange.started:
+                exchange.abort()
+            else:
+                exchange.fail(refusal.status, refusal.reason, str(refusal), refusal.headers)
+            if sink is not None:
+                sink.aborted()
+        elif not self._outgoing.queue:
+            self._outgoing.finish()
+            self.sync_reading()
+
+    def refuse(self, connection: Connection, refusal: HttpError) -> None:
+        """Answer, in its turn, what could not be read as a request."""
+        self._wire.move_to(Phase.REFUSED)
+        self._patience.deadline = NEVER
+        exchange = Exchange(connection, UNREAD, 0)
+        exchange.known = False
+        exchange.keep_alive = False
+        self._outgoing.append(exchange)
+        self._app.refused(refusal)
+        exchange.fail(refusal.status, refusal.reason, str(refusal))
+
+    # Whether to read
+
+    def pause_body(self, exchange: Exchange, *, paused: bool) -> None:
+        """Stop reading the body of this exchange, if it is being read; or go on."""
+        intake = self._intake
+        if exchange is intake.exchange and intake.paused is not paused:
+            intake.paused = paused
+            self.sync_reading()
+
+    def sync_reading(self) -> None:
+        """Pause or resume the transport, whichever is due."""
+        wire = self._wire
+        want = wire.phase is _LINGERING or (
+            wire.writable
+            and not self._intake.paused
+            and not self._yielded
+            # With nothing in store one more read does no harm, and tells when the client leaves.
+            and (not wire.unread or len(self._outgoing.queue) < self._outgoing.limit)
+            and self._discarded <= self._limits.drain_bytes
+        )
+        if want is self._reading or wire.transport.is_closing():
+            return
+        self._reading = want
+        if want:
+            wire.transport.resume_reading()
+        else:
+            wire.transport.pause_reading()
+        if self._intake.exchange is not None and wire.phase is not _LINGERING:
+            # Only the client's own time counts.
+            if want:
+                self._patience.resume(self._clock())
+            else:
+                self._patience.pause(self._clock())

@@ -1,0 +1,144 @@
+"""Answers on their way out, in the order of their requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from carpool_sidecar.http1.messages import CONTINUE
+from carpool_sidecar.http1.server.wire import Phase
+from carpool_sidecar.http1.sockets import reset
+from carpool_sidecar.http1.timing import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from carpool_sidecar.http1.server.exchange import Application, Exchange
+    from carpool_sidecar.http1.server.intake import Intake
+    from carpool_sidecar.http1.server.patience import Patience
+    from carpool_sidecar.http1.server.wire import Wire
+
+
+class Outgoing:
+    """The exchanges of a connection that are not answered yet, in order of arrival: `queue`.
+
+    `limit`: so many of them, and no more requests are read. It is 1 while what comes next may be of another protocol.
+    """
+
+    __slots__ = ("_aborted", "_app", "_clock", "_intake", "_max_pipelined", "_patience", "_wire", "limit", "queue")
+
+    def __init__(
+        self,
+        app: Application,
+        clock: Callable[[], float],
+        max_pipelined: int,
+        wire: Wire,
+        intake: Intake,
+        patience: Patience,
+    ) -> None:
+        self._app = app
+        self._clock = clock
+        self._max_pipelined = max_pipelined
+        self._wire = wire
+        self._intake = intake
+        self._patience = patience
+        self._aborted: Exchange | None = None  # the answer at which the connection is to be cut
+        self.queue: deque[Exchange] = deque()
+        self.limit = max_pipelined
+
+    def append(self, exchange: Exchange) -> None:
+        """Let an exchange wait for its turn."""
+        if self.queue:
+            exchange.hold()
+        self.queue.append(exchange)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that were answered before their turn."""
+        return sum(exchange.held_bytes for exchange in self.queue) if len(self.queue) > 1 else 0
+
+    def keeps_open(self, exchange: Exchange, *, final: bool, draining: bool) -> bool:
+        """Say whether the connection outlives this answer; `final`: the rest of the request's body is not wanted."""
+        if not exchange.keep_alive:
+            return False
+        if exchange is self._intake.exchange:
+            return not final or self._intake.rest_is_small
+        if self.queue[-1] is not exchange or self._wire.unread:
+            return True
+        # Only the last answer says so: a client need not expect answers behind "close".
+        if draining or self._wire.eof:
+            self._wire.move_to(Phase.ENDING)
+            return False
+        return True
+
+    def answered(self, exchange: Exchange) -> None:
+        """Go on with the next exchange; this, the first of them, is answered."""
+        queue, intake = self.queue, self._intake
+        queue.popleft()
+        if exchange.buffered:
+            intake.let_go(exchange)
+        now = exchange.sent_at = self._clock()
+        if not exchange.keep_alive or (exchange is intake.exchange and not intake.rest_is_small):
+            self.finish()
+        elif exchange is intake.exchange:
+            # Read on, to skip the rest of its body.
+            intake.paused = False
+        elif not queue and not self._wire.unread:
+            self._patience.await_request(now)
+            if self._wire.eof:
+                self.finish()
+        if exchange.known:
+            self._app.sent(exchange)
+        if not queue:
+            self.limit = self._max_pipelined
+        elif exchange.keep_alive:
+            self.advance(queue[0])
+
+    def advance(self, exchange: Exchange) -> None:
+        """Let this exchange be answered: its turn has come."""
+        if self._intake.continue_for is exchange:
+            self._intake.continue_for = None
+            if not exchange.started:
+                self._wire.write([CONTINUE])
+        exchange.release()
+        if exchange is self._aborted:
+            reset(self._wire.transport)
+        elif exchange.ended:
+            self.answered(exchange)
+        elif self._wire.writable:
+            exchange.resume_writing()
+
+    def abort(self, exchange: Exchange) -> None:
+        """Cut the connection when it is the turn of this exchange."""
+        exchange.ended = True
+        self._wire.move_to(Phase.ENDING)
+        self._aborted = exchange
+        if self.queue[0] is exchange:
+            reset(self._wire.transport)
+
+    def await_switch(self, exchange: Exchange) -> bool:
+        """Read nothing behind this request until it is answered; return False where others are to be answered first."""
+        if self.queue[0] is not exchange or self._wire.eof:
+            return False
+        self.limit = 1
+        return True
+
+    def probe(self) -> None:
+        """Provoke a reset from a client that has gone entirely.
+
+        The end of its stream looks the same whether it only ended its side, and waits for the answer, or closed. To
+        what arrives for a closed socket its kernel answers with a reset. An interim response may be sent at any time
+        (RFC 9110, 15.2), and clients skip it.
+        """
+        exchange = self.queue[0]
+        if not exchange.started and exchange.version == (1, 1):
+            self._wire.write([CONTINUE])
+
+    def finish(self) -> None:
+        """Close behind the last answer; linger where input is unread."""
+        wire = self._wire
+        if wire.eof or (self._intake.exchange is None and wire.phase < Phase.REFUSED):
+            wire.close()
+        else:
+            wire.linger()
+            self._patience.deadline = NEVER
