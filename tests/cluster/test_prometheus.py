@@ -22,9 +22,9 @@ from carpool_cli.demo.observed import Count
 from carpool_cli.demo.saved import compared
 from carpool_cli.live import running
 from carpool_cli.live.admin_client import AdminClient
-from carpool_cli.live.prometheus import ask
 from carpool_cli.options import Address
 from carpool_cli.planning import history
+from carpool_cli.planning.prometheus import ask
 from carpool_operator.api.spec import API_VERSION, KIND
 
 DOCS = Path(__file__).parents[2] / "docs"

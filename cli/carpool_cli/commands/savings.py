@@ -228,8 +228,7 @@ def _past(
     target_utilization: int | None,
 ) -> tuple[list[Workload], list[str]]:
     """Compare for every model with requests in that time; for those that can't be compared return why."""
-    from carpool_cli.live import prometheus  # noqa: PLC0415 - not for profiles
-    from carpool_cli.planning import history  # noqa: PLC0415 - likewise
+    from carpool_cli.planning import history, prometheus  # noqa: PLC0415 - not for profiles
 
     asked = history.questions(since, selector)
     try:

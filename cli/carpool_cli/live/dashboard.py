@@ -14,12 +14,12 @@ from rich.text import Text
 
 from carpool.exchange.report import Report
 from carpool.policy.durations import format_seconds
-from carpool_cli.commands.explain import message_of, not_batched, not_merged, too_slow
 from carpool_cli.live.admin_client import Explanation
 from carpool_cli.live.figures import Figures, Passed, duration, figures_of, passed_on
 from carpool_cli.live.first_call import wrapped
 from carpool_cli.live.jobs import jobs_line
 from carpool_cli.live.streams import Streamed, engine_line, only_streams, streamed
+from carpool_cli.live.unbatched import message_of, not_batched, not_merged, too_slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from carpool.policy.parameters import Parameters
-    from carpool_operator.tuning.evidence import Seen
 
 VALID = 7 * 86400.0
 """Seconds that a document is valid; it is signed anew after half of them, so that the steady state writes nothing."""
@@ -28,6 +27,14 @@ RECLAIM = 60.0
 
 EVERY = "*"
 """In a document's parameters: every model that is not named."""
+
+
+class LastReading(Protocol):
+    """The last good reading of a pod."""
+
+    generation: int
+    at: float
+    """Seconds of the operator's clock."""
 
 
 def sidecar_policy(policy: BatchingPolicy) -> BatchingPolicy:
@@ -171,7 +178,7 @@ class Publisher:
         """Return the change that a pod should run."""
         return self.trial if self.trial is not None and uid in canaries else self.change
 
-    def repeats(self, now: float, seen: Mapping[str, Seen], canaries: Collection[str]) -> list[Document]:
+    def repeats(self, now: float, seen: Mapping[str, LastReading], canaries: Collection[str]) -> list[Document]:
         """Return the documents to resend to pods that are known to be behind."""
         behind: dict[bool, list[str]] = {}
         repeats = {}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.batching.counters import CANCELLED, DURATION_BOUNDS, KIND, ROW_BOUNDS
 from carpool.batching.requests import Refused
-from carpool_sidecar.admin.metric import Metric, cumulative
 from carpool_sidecar.generation import metrics as generation
 from carpool_sidecar.jobs import metrics as jobs
+from carpool_sidecar.metric import Metric, cumulative
 
 if TYPE_CHECKING:
     from carpool.batching.counters import ModelStats

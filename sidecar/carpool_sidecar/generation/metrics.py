@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from carpool.exchange.token_streams import BOUNDS
-from carpool_sidecar.admin.metric import Metric, cumulative
+from carpool_sidecar.metric import Metric, cumulative
 
 if TYPE_CHECKING:
     from carpool_sidecar.generation.streams import Streams

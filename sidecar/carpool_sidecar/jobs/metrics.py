@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from carpool_sidecar.admin.metric import Metric
 from carpool_sidecar.jobs.records import State
+from carpool_sidecar.metric import Metric
 
 if TYPE_CHECKING:
     from carpool_sidecar.jobs.desk import Desk

@@ -15,15 +15,13 @@ from carpool_cli.commands.explain import (
     SCARCE,
     compared,
     new_decisions,
-    not_batched,
-    not_merged,
     observe,
     posted,
     taken_back,
     text_of,
-    too_slow,
 )
 from carpool_cli.live.admin_client import Decided, Explained, Explanation, LastBusy, Predicted
+from carpool_cli.live.unbatched import not_batched, not_merged, too_slow
 
 SLO = 0.05
 

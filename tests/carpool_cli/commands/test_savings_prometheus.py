@@ -13,8 +13,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from carpool_cli.live.prometheus import ask
 from carpool_cli.planning import history
+from carpool_cli.planning.prometheus import ask
 
 pytestmark = pytest.mark.real
 

@@ -16,8 +16,7 @@ from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Parameters
 from carpool.simulation.simulator import Device, Simulation, linear, table
-from carpool_cli.live import prometheus
-from carpool_cli.planning import history, replica
+from carpool_cli.planning import history, prometheus, replica
 from carpool_cli.planning.history import HistoryError, Series, Unknown, pasts, questions
 from carpool_cli.planning.money import Price
 from carpool_cli.planning.savings import COUNTED, ZERO_WAIT, Stretch, savings, total

@@ -1,0 +1,62 @@
+"""Which models are not batched, and why, from a sidecar's report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool.exchange.decision import Reason
+from carpool.policy.durations import format_seconds
+from carpool_cli.live.figures import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from carpool.exchange.report import Report
+    from carpool_cli.live.admin_client import Explained
+
+
+def too_slow(report: Report) -> list[str]:
+    """Return a line for each model whose batches of one row take longer than the SLO: batching does not help it."""
+    return [
+        f"{name or 'model'}  takes {duration(lane.service_seconds[1])} for one row: no setting meets the SLO of "
+        f"{format_seconds(report.slo_seconds)}; raise it, or make the model faster"
+        for name, lane in report.lanes.items()
+        if lane.executors and lane.service_seconds is not None and lane.service_seconds[1] > report.slo_seconds
+    ]
+
+
+def not_merged(report: Report) -> list[str]:
+    """Return a line for each model that can't be batched or is not verified, was refuted, or may be misspelt.
+
+    A model whose requests are padded for batching has a line about that.
+    """
+    lines = []
+    for entry in report.models:
+        name = f"{entry.name or 'model'}{f' version {entry.version}' if entry.version else ''}"
+        fix = f"carpool up --axis {entry.name}=First"
+        if entry.verified in {"unverified", "refuted", "contradicted"}:
+            lines.append(f"{name}  batches {entry.verified}: {entry.evidence}")
+            if entry.verified == "unverified":
+                lines[-1] += f"; to batch without that, if dim 0 of every tensor is the batch: {fix}"
+        elif "check its name" in entry.axis:
+            lines.append(f"{name}  is only in the policy: {entry.axis}")
+        elif not entry.merges:
+            lines.append(f"{name}  is not batched: {entry.axis}")
+            if "axis: First" in entry.axis:
+                lines[-1] += f", or start it with: {fix}"
+        if entry.padding:
+            lines.append(f"{name}  padding {entry.padding}")
+    return lines
+
+
+def not_batched(report: Report) -> set[str]:
+    """Return the models whose requests are never batched, whatever the tuner does."""
+    merged = {entry.lane for entry in report.models if entry.merges}
+    return {entry.lane for entry in report.models} - merged
+
+
+def message_of(each: Explained, unbatched: Collection[str]) -> str:
+    """Return a decision's message; for a model that is not batched at all, the gain does not apply."""
+    if each.model in unbatched and each.decision.reason in {Reason.PASSES_THROUGH, Reason.NO_COMPANY}:
+        return "its requests are not batched: see the line on this model"
+    return each.decision.message
