@@ -445,7 +445,7 @@ async def test_a_streamed_request_keeps_to_its_length(pool, kit):
 async def test_an_answer_may_come_before_the_request_is_complete(upstream, pool, kit):
     upstream.script = answering(OK)
     receiver = kit.Receiver()
-    call = pool.send(post(5), Upload(5, kit.Sink()), receiver, timeout=0.001)
+    call = pool.send(post(5), Upload(5, kit.Sink()), receiver)
     await receiver.over.wait()
     assert receiver.events == [("answered", 200, b"hello")]
     call.write(b"hello")
@@ -577,6 +577,19 @@ async def test_interim_responses_are_signs_of_life(timed, kit):
         if timed.closing:
             break
     assert receiver.events == [("failed", "protocol", True)], "but not for ever"
+
+
+async def test_the_upstream_may_be_silent_until_the_request_is_complete(timed, kit):
+    receiver = kit.Receiver()
+    call = timed.pool.send(post(5), Upload(5, kit.Sink()), receiver, timeout=10.0)
+    timed.after(1000.0)
+    assert receiver.events == []
+    call.write(b"hello")
+    call.end()
+    timed.after(9.0)
+    assert receiver.events == []
+    timed.after(2.0)
+    assert receiver.events == [("failed", "timeout", True)]
 
 
 async def test_a_body_that_comes_slowly_is_a_sign_of_life_too(timed, kit):
