@@ -589,7 +589,7 @@ async def test_the_upstream_may_be_silent_until_the_request_is_complete(timed, k
     timed.after(9.0)
     assert receiver.events == []
     timed.after(2.0)
-    assert receiver.events == [("failed", "timeout", True)]
+    assert receiver.events == [("failed", "timeout", False)]
 
 
 async def test_a_body_that_comes_slowly_is_a_sign_of_life_too(timed, kit):
