@@ -25,7 +25,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "examples/*
 GENERATED = {"docs/proof.md", "docs/proof-figures.md"}
 MESSAGES = ("cli", "sidecar", "operator")
 """Folders whose messages are read."""
-NOTES = ("cli", "operator", "tools")
+NOTES = ("cli", "core", "operator", "tools")
 """Folders whose docstrings and comments are read."""
 
 _TARGET = r"(?:SLO|p(?:50|9\d+)|promise)"
@@ -57,6 +57,7 @@ ALLOWED = {
     ("README.md", "ride"): "the line under the name: a car pool is about rides",
     ("docs/tuning-details.md", "t(b)"): "the formula, where it is introduced",
     ("docs/tuning.md", "t(b)"): "the formula, where it is introduced",
+    ("core/carpool/learning/latency_model.py", "t(b)"): "the formula, where it is introduced",
     ("cli/carpool_cli/profiling/device_profile.py", "executors"): "a field of profile files",
 }
 """A file, what is found there, and why it may stay."""

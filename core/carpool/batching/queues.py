@@ -21,7 +21,7 @@ class Taken(NamedTuple):
     slices: list[Slice]
     rows: int
     begun: int
-    """Requests of which no row was dispatched before."""
+    """Requests whose first rows are in this batch."""
     waited: float
     """Sum of the seconds that those have waited."""
     dropped: list[Request]

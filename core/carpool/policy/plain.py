@@ -58,7 +58,7 @@ def from_plain(value: object, kind: type[T], *, what: str) -> T:
 
 
 def to_plain(value: Struct) -> dict[str, Any]:
-    """Return the plain data of which ``from_plain`` builds an equal value."""
+    """Return the plain data from which ``from_plain`` builds an equal value."""
     plain: dict[str, Any] = msgspec.to_builtins(value, enc_hook=_encode, builtin_types=())
     return plain
 

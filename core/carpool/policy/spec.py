@@ -36,7 +36,7 @@ class Latency(Camel, frozen=True):
 
 
 class SLO(Camel, frozen=True):
-    """What the user promises: answers by their due time, token streams at their pace."""
+    """The targets: latency of answers; first token and time per token of token streams."""
 
     latency: Latency | None = None
     """Targets by percentile; the highest one given also sets each request's due time. Unset: that of `ttft`."""
@@ -65,7 +65,7 @@ class SLO(Camel, frozen=True):
 
 
 class Axis(StrEnum):
-    """Where the rows of a model's tensors lie: ``Auto`` asks the model, ``First`` is dim 0, ``None`` never merges."""
+    """Batch dimension of a model's tensors: ``Auto`` asks the model, ``First`` is dim 0, ``None`` never batches."""
 
     AUTO = "Auto"
     FIRST = "First"
@@ -91,7 +91,7 @@ class DurationRange(Camel, frozen=True):
 
 
 class Bounds(Camel, frozen=True):
-    """Where the tuner may go. Unset bounds are wide: see ``BatchingPolicy.limits``."""
+    """Range of parameters that the tuner may choose from. Unset bounds are wide: see ``BatchingPolicy.limits``."""
 
     max_batch: IntRange = field(default_factory=IntRange)
     """Rows; 1 to 64 unless set."""
@@ -117,18 +117,18 @@ class SequenceAxis(Camel, frozen=True):
 
 
 class Model(Camel, frozen=True):
-    """What is known of one model behind the upstream."""
+    """Settings of one model behind the upstream."""
 
     name: Annotated[str, Meta(min_length=1, max_length=253)]
-    """As in the request's path."""
+    """The model's name in the request's path."""
     axis: Axis = Axis.AUTO
-    """Where its rows lie. V1 `instances` have them first by protocol, unless this says None."""
+    """Batch dimension of its tensors. V1 `instances` have it first by protocol, unless this is None."""
     max_batch: Annotated[int, Meta(ge=1, le=65536)] | None = None
-    """Rows that the model takes at most."""
+    """Most rows that the model accepts in one request."""
     sequence: SequenceAxis | None = None
     """Where requests differ in length, as texts do. Unset: only requests of equal length share a batch."""
     bounds: Bounds | None = None
-    """Stand in for the policy's, field by field."""
+    """Replace the policy's bounds, field by field."""
 
 
 class TuningMode(StrEnum):
@@ -140,7 +140,7 @@ class TuningMode(StrEnum):
 
 
 class RiskierStep(Camel, frozen=True):
-    """When the tuner may move towards a higher forecast miss fraction, and how far at once."""
+    """When the tuner may take a step with more forecast misses, and how large the step may be."""
 
     after: Duration = Duration(10.0)
     """Least time since the last change."""
@@ -151,18 +151,18 @@ class RiskierStep(Camel, frozen=True):
 
 
 class Tuning(Camel, frozen=True):
-    """How the tuner moves."""
+    """How the tuner changes parameters."""
 
     mode: TuningMode = TuningMode.APPLY
     """Apply, only recommend, or hold."""
     tolerance_percent: Annotated[int, Meta(ge=0, le=100)] = 10
-    """Change of the load, in percent, that is taken for none."""
+    """Change of the load, in percent, that the tuner ignores."""
     riskier: RiskierStep = field(default_factory=RiskierStep)
-    """Steps towards a higher forecast miss fraction. All others are immediate."""
+    """Steps with more forecast misses. All other steps are immediate."""
 
 
 class PassThroughMode(StrEnum):
-    """Whether requests may go one by one, unmerged and unheld."""
+    """Whether requests may pass one by one, without batching and without a wait."""
 
     AUTOMATIC = "Automatic"
     ALWAYS = "Always"
@@ -170,7 +170,7 @@ class PassThroughMode(StrEnum):
 
 
 class PassThrough(Camel, frozen=True):
-    """Stepping aside at low traffic."""
+    """Whether requests pass straight through at low traffic."""
 
     mode: PassThroughMode = PassThroughMode.AUTOMATIC
     """Automatic follows the load and the saving that batching would bring."""
@@ -233,7 +233,7 @@ class Verification(Camel, frozen=True):
     mode: VerificationMode = VerificationMode.AUTOMATIC
     """Automatic sends copies of a few real requests, alone and merged; Never merges by the server's metadata alone."""
     tolerance_percent: Annotated[int, Meta(ge=0, le=100)] = 1
-    """How far numbers may lie apart, in percent of the largest number of their row."""
+    """Largest difference of two numbers, in percent of the largest number of their row."""
 
 
 TARGET_UTILIZATION = 60
@@ -249,14 +249,14 @@ class Objective(StrEnum):
 
 
 class FallbackBehavior(StrEnum):
-    """What parameters are kept when the evidence is gone."""
+    """The parameters to use when metrics fail."""
 
     HOLD_LAST = "HoldLast"
     BASELINE = "Baseline"
 
 
 class Fallback(Camel, frozen=True):
-    """After how many failed observations the tuner stops trusting what it knew."""
+    """After how many failed observations the tuner no longer relies on what it learned."""
 
     failure_threshold: Annotated[int, Meta(ge=1)] = 3
     """Failed observations in a row."""
@@ -265,7 +265,7 @@ class Fallback(Camel, frozen=True):
 
 
 class BatchingPolicy(Camel, frozen=True):
-    """What a user states: an SLO, and optionally how far and how fast the tuner may move to keep it."""
+    """What a user writes: an SLO, and optionally what the tuner may change to meet it, and how fast."""
 
     slo: SLO
     """Targets for latency, or for the first token and each further one of token streams."""
@@ -279,17 +279,17 @@ class BatchingPolicy(Camel, frozen=True):
     """Share of the device, in percent, that is there for the models behind this sidecar, where others use it too: they
     are taken to keep it busy for the rest of the time. Models behind the same sidecar are counted by it."""
     models: tuple[Model, ...] = ()
-    """What is known of single models."""
+    """Settings of single models."""
     bounds: Bounds = field(default_factory=Bounds)
-    """Where the tuner may go."""
+    """Range of parameters that the tuner may choose from."""
     baseline: Parameters = field(default_factory=Parameters)
-    """Where the tuner starts."""
+    """Parameters that the tuner starts with."""
     tuning: Tuning = field(default_factory=Tuning)
-    """Whether and how fast it moves."""
+    """Whether and how fast the tuner changes parameters."""
     pass_through: PassThrough = field(default_factory=PassThrough)
-    """Stepping aside at low traffic."""
+    """Whether requests pass straight through at low traffic."""
     admission: Admission = field(default_factory=Admission)
-    """Who is refused."""
+    """Which requests are refused."""
     generation: Generation = field(default_factory=Generation)
     """Bounds of the gate for token streams."""
     batch_across: Annotated[tuple[HeaderName, ...], Meta(max_length=32)] = ()
@@ -301,7 +301,7 @@ class BatchingPolicy(Camel, frozen=True):
     """Whether a request may be sent to the model more than once. False: when a batch fails all of its requests share
     the error, and no copies are sent to check the batch axis, so only models with `axis: First` are merged."""
     fallback: Fallback = field(default_factory=Fallback)
-    """Where an operator goes when its evidence fails; a sidecar by itself does not read it."""
+    """What an operator does when metrics fail; a sidecar by itself does not read it."""
 
     def limits(self, model: Model | None = None) -> Limits:
         """Bounds with defaults: 1-64 rows, a wait of at most half the SLO, 1-32 batches in flight.
