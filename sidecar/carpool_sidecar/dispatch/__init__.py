@@ -1,1 +1,1 @@
-"""Requests through the Batcher: who waits, which batches are with the upstream, and what callers are answered."""
+"""Requests through the Batcher: waiting requests, batches sent to the upstream, and answers to callers."""

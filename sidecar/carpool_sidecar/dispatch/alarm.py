@@ -1,4 +1,4 @@
-"""One timer for whatever is to be done next."""
+"""One timer for the next thing that is due."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RESOLUTION = 0.001
-"""Seconds: what uvloop's timers are whole numbers of. A timer rounded down to none would turn the loop in vain."""
+"""Resolution of uvloop's timers, in seconds. A delay rounded down to zero would wake the loop too early, in vain."""
 
 
 class Alarm:
-    """Calls ``ring`` at the earliest time it was set to; ``clock`` gives monotonic seconds.
+    """Calls ``ring`` at the earliest time that was set; ``clock`` returns monotonic seconds.
 
-    A timer that is early finds nothing due and is set anew: cheaper than moving it with every request.
+    If it rings too early, ``ring`` finds nothing due and sets it again. That is cheaper than moving it per request.
     """
 
     __slots__ = ("_clock", "_loop", "_ring", "_timer", "at")
@@ -29,13 +29,13 @@ class Alarm:
         self.at = inf
 
     def set(self, wake: float) -> None:
-        """Ring at that time, which is earlier than the one before."""
+        """Ring at ``wake``, which is earlier than the time set before."""
         self.stop()
         self.at = wake
         self._timer = self._loop.call_later(max(wake - self._clock(), RESOLUTION), self._wake)
 
     def stop(self) -> None:
-        """Let go of the timer."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,4 +1,4 @@
-"""Answers back to those that wait for them."""
+"""Sends answers to the callers that wait for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def answer(request: Request, batch: Batch) -> None:
-    """Answer a request whose rows are all here."""
+    """Answer a request after the answers to all its rows have arrived."""
     waiter: Waiter = request.payload
     waiter.answered = True
     if waiter.answer is not None:
@@ -48,7 +48,7 @@ def answer(request: Request, batch: Batch) -> None:
 
 
 def fail(waiter: Waiter, fault: Fault, *, unresolved: bool) -> None:
-    """Answer a request that failed; ``unresolved``: it may be the fault of another one in its batch."""
+    """Answer a request that failed. ``unresolved``: another request of its batch may have caused the failure."""
     waiter.answered = True
     exchange = waiter.exchange
     marks = [UNRESOLVED] if unresolved else []
@@ -66,7 +66,7 @@ def fail(waiter: Waiter, fault: Fault, *, unresolved: bool) -> None:
 
 
 def refuse(refusal: Refusal) -> None:
-    """Answer a request that is not served."""
+    """Answer a request that the Batcher refused."""
     status, text = REFUSALS[refusal.reason]
     exchange: Exchange | Shadow = refusal.request.payload.exchange
     exchange.fail(status, refusal.reason.value, text, [retry_after(refusal.retry_after)])

@@ -1,4 +1,4 @@
-"""What callers are told: which of an answer's headers a batch shares, and how refusals and faults read. Pure."""
+"""Contents of answers: the headers that requests of a batch share, refusals, and errors. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ OF_ONE_BODY = frozenset(
         b"digest",
         b"repr-digest",
         b"accept-ranges",
-        # About one caller: among the waiters of a batch it would be somebody else's.
+        # These concern one caller; the other callers of the batch must not get them.
         b"set-cookie",
         b"x-request-id",
         b"request-id",
         b"x-correlation-id",
     }
 )
-"""Names (lower case) of an answer's headers that its waiters can't share."""
+"""Names (lower case) of answer headers that the requests of a batch can't share."""
 
 UNRESOLVED = (b"x-carpool-fault", b"unresolved")
-"""Marks an error that may be another request's: the policy says ``idempotent: false``, so none was sent again."""
+"""Marks an error that another request of the batch may have caused.
+
+With ``idempotent: false`` in the policy, no request is sent again to find the cause.
+"""
 
 OF_EVERY_CALLER = frozenset({b"retry-after", b"www-authenticate", b"allow", b"location"})
-"""Names (lower case) of an error's headers that hold for every request of a batch."""
+"""Names (lower case) of an error's headers that apply to every request of a batch."""
 
 REFUSALS = {
     Refused.QUEUE_FULL: (429, "the queue is full: raise admission.maxQueuedRows or maxQueuedBytes, or add replicas"),
@@ -41,11 +44,11 @@ REFUSALS = {
     Refused.EXPIRED: (504, "its deadline passed before the model had answered"),
     Refused.DRAINING: (503, "this replica is shutting down: try another one"),
 }
-"""Status and words for each reason to refuse service."""
+"""Status and text for each reason to refuse a request."""
 
 
 class UpstreamAnswer(NamedTuple):
-    """An upstream's answer, as it came."""
+    """An upstream's answer, unchanged."""
 
     status: int
     headers: Headers
@@ -66,14 +69,14 @@ def fault_kind(status: int) -> FaultKind | None:
 
 
 def callers_fault(status: int) -> bool:
-    """Whether an upstream's status for one request is its caller's fault: 4xx, but for those that mean overload."""
+    """Whether the upstream's status means that the caller made an error: 4xx, except 408 and 429 (overload)."""
     return 400 <= status < 500 and status not in {408, 429}
 
 
 def without_text(answer: UpstreamAnswer) -> UpstreamAnswer:
-    """Return an error that a batch got as each of its requests may see it.
+    """Return a batch's error in the form that each of its requests may see.
 
-    The text may be about one of them, or quote it; the status holds for all.
+    The original text may concern or quote one request, so it is replaced. The status applies to all.
     """
     text = f"the model server answered {answer.status} to the batch that this request was in"
     body = msgspec.json.encode({"error": text, "reason": f"upstream-{answer.status}"})
@@ -82,7 +85,7 @@ def without_text(answer: UpstreamAnswer) -> UpstreamAnswer:
 
 
 def shareable(headers: Headers) -> Headers:
-    """Return those of a batch's answer headers that every waiter may get."""
+    """Return the answer headers of a batch that every caller in it may get."""
     return [field for field in forwardable(headers) if field[0].lower() not in OF_ONE_BODY]
 
 

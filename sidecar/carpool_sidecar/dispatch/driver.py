@@ -1,6 +1,6 @@
-"""The Batcher's adapter to the event loop: exchanges in, upstream calls out, answers back.
+"""Connects the Batcher to the event loop: exchanges come in, upstream calls go out, answers go back.
 
-The Batcher decides; here its actions are done. One timer stands for ``wake_at()``. All runs on the loop's thread.
+The Batcher decides; the driver executes its actions. One timer implements ``wake_at()``. All runs on the loop's thread.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class Driver:
-    """Drives a Batcher for one upstream. ``clock`` gives monotonic seconds, as the Batcher's ``now``.
+    """Drives a Batcher for one upstream. ``clock`` returns monotonic seconds, used as the Batcher's ``now``.
 
-    ``largest(model)``: rows that parameters may ever give a batch. ``stalled(start, end)`` says whether this host
-    paused in between. ``unreachable`` is called when a call finds nobody there.
+    ``largest(model)`` returns the most rows that any parameters can give a batch. ``stalled(start, end)`` returns
+    whether this host paused in between. ``unreachable`` is called when the upstream can't be reached.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Driver:
             parsed = alone(endpoint, facts, exchange.body, "limits", why)
         entry = self._models.entry(endpoint)
         state = self.batcher.model(entry.lane)
-        # 1. May it be merged?
+        # 1. Decide whether it may be merged.
         mergeable, key, check = self._merging.key(exchange, entry, parsed, state)
         if facts.key != entry.headers:
             self._merging.note_fragments(entry, facts.key)
-        # 2. By when? Whoever fills the headroom has time, and no SLO.
+        # 2. Set its due time. A request that only uses spare capacity has no SLO, so it has none.
         waits = facts.batch
         entry.waiters += 1
         arrived = exchange.received_at
@@ -124,14 +124,14 @@ class Driver:
         self.do(self.batcher.arrive(request, now))
 
     def _facts(self, exchange: Exchange) -> Facts:
-        """Read the headers; a caller who sends the same head again need not have it read again."""
+        """Read the headers; the result is kept for a caller that sends the same head again."""
         known: Facts | None = exchange.headers.facts
         if known is None or known.reader is not self.terms.reader:
             known = exchange.headers.facts = self.terms.reader.read(exchange.headers)
         return known
 
     def _timeout(self, facts: Facts, parsed: Parsed[Any]) -> float:
-        """Return the seconds that a request may wait: the least of what the caller says and the policy."""
+        """Return the seconds that a request may wait: the smallest of the caller's and the policy's limits."""
         timeout = inf if facts.batch else self.terms.timeout
         if facts.deadline_s is not None and facts.deadline_s < timeout:
             timeout = facts.deadline_s
@@ -140,12 +140,12 @@ class Driver:
         return timeout
 
     def sends_alone(self, endpoint: Endpoint) -> bool:
-        """Whether requests of a model go to the upstream one by one now, and nobody has set parameters for them."""
+        """Whether requests of a model now go to the upstream one by one, and no parameters are set for them."""
         entry = self._models.entry(endpoint)
         return self.batcher.undecided > 0 and (entry.alone is not None or self.batcher.model(entry.lane).passing)
 
     def sent(self, exchange: Exchange) -> None:
-        """Count an answer whose last byte is with the transport."""
+        """Count an answer after its last byte was handed to the transport."""
         request: Request = exchange.context
         waiter: Waiter = request.payload
         status = exchange.status
@@ -161,7 +161,7 @@ class Driver:
         exchange.context = None
 
     def disconnected(self, exchange: Exchange) -> None:
-        """Forget a caller who left before the answer was complete."""
+        """Cancel the request of a caller that disconnected before its answer was complete."""
         request: Request = exchange.context
         if not request.ended:
             self.do(self.batcher.cancel(request, self._clock()))
@@ -178,10 +178,10 @@ class Driver:
     # ------------------------------------------------------------------------------------------------- actions
 
     def do(self, actions: Iterable[Action]) -> None:
-        """Do what the Batcher asks for, and be back when it needs to be asked again."""
+        """Execute the Batcher's actions, and set the timer to its next ``wake_at()``."""
         self._to_do.extend(actions)
         if self._doing:
-            return  # an action had consequences at once: they are done behind it, not inside it
+            return  # an action caused further actions at once: they are executed after it, not inside it
         self._doing = True
         try:
             while self._to_do:
@@ -196,7 +196,7 @@ class Driver:
                         for request in action.requests:
                             fail(request.payload, action.fault, unresolved=action.unresolved)
                         if action.unresolved and isinstance(action.fault.detail, WrongRows):
-                            # Finding out whose rows made it so was too dear: this model's answers can't be merged.
+                            # Isolating the rows that caused it was too costly: this model's answers can't be merged.
                             self.batcher.model(action.requests[0].model).isolation.quarantined = True
                     case Refusal():
                         refuse(action)
@@ -212,5 +212,5 @@ class Driver:
         self.do(self.batcher.poll(self._clock()))
 
     def stop(self) -> None:
-        """Let go of the timer."""
+        """Cancel the timer."""
         self._alarm.stop()

@@ -1,4 +1,4 @@
-"""Batches with the upstream: sent, landed, and shared out among those that wait."""
+"""Batches at the upstream: sends them, takes their answers, and splits these among the waiting requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Flight:
-    """One batch with the upstream, and who receives its answer."""
+    """One batch at the upstream; it receives the batch's answer."""
 
     __slots__ = ("_alone", "_batch", "_flights", "_portions", "_sent", "call")
 
@@ -37,33 +37,33 @@ class Flight:
         self._batch = batch
         self._portions = portions
         self._sent = batch.slices
-        """What the call was made of; the Batcher may take a request out of the batch meanwhile."""
+        """Slices that were sent; the Batcher may remove a request from the batch meanwhile."""
         self._alone = len(batch.slices) == 1
-        """Whether all of it is one request's, so that an error is its own."""
+        """Whether the batch contains only one request, so that this request causes any error."""
         self.call: Call | None = None
 
     @property
     def entry(self) -> Entry:
-        """The model version that it calls."""
+        """The model version that the batch calls."""
         entry: Entry = self._sent[0][0].payload.entry
         return entry
 
     def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
-        """Share out an answer, or find out whose fault it is that there is none to share."""
+        """Split an answer among the requests, or classify the fault."""
         batch, flights, fault = self._batch, self._flights, None
         first: Waiter = self._sent[0][0].payload
         check = first.check
         pieces: list[Piece] = []
         kind = fault_kind(status)
         if status in {401, 403} and self._portions and flights.terms.reader.across:
-            kind = FaultKind.ITEM  # the batch was sent with one caller's credentials: the others' may be good
+            kind = FaultKind.ITEM  # the batch was sent with one caller's credentials: those of others may be valid
         if kind is not None:
             answer = UpstreamAnswer(status, headers, body)
             fault = Fault(kind, detail=answer if self._alone else without_text(answer))
         elif not self._portions:
             first.answer = UpstreamAnswer(status, headers, body)
             if batch.halves is not None and not flights.can_be_shared(first.parsed, headers, body):
-                # Alone it passes as it is, but that proves nothing of the size of the batch that failed.
+                # Alone, its answer is passed on unchanged. That shows nothing about the size of the failed batch.
                 batch.halves = None
         else:
             codec = CODECS[first.parsed.endpoint.protocol]
@@ -72,8 +72,9 @@ class Flight:
             except TooLarge as too_large:
                 fault = Fault(flights.too_large, detail=too_large)
             except WrongRows as error:
-                # No JSON, as with a NaN in it: one waiter's rows may be why, and alone its answer passes as it is.
-                # Padded rows may be why, too: then those of equal length have nothing to do with it.
+                # The answer is not JSON, for example because it contains a NaN. One request's rows may be the cause;
+                # alone, its answer is passed on unchanged. Padding may be the cause, too: then batches of rows of
+                # equal length are still good.
                 padded = longest(self._portions) > 0
                 kind = FaultKind.UNREADABLE if padded or error.reason == UNREADABLE else FaultKind.ROWS
                 fault = Fault(kind, detail=error)
@@ -86,7 +87,7 @@ class Flight:
                     waiter.pieces.append((start, piece))
                     waiter.headers, waiter.status = shared, status
         flights.landed(batch, status, fault)
-        # The callers have their answers: now there is time to look whether they were right.
+        # The callers have their answers, so checking their correctness delays none of them.
         if check is not None and fault is None:
             if not self._portions:
                 flights.verifier.answered_alone(first.entry, check, first.parsed, first.facts, headers, body)
@@ -98,17 +99,17 @@ class Flight:
                 )
 
     def failed(self, error: UpstreamError) -> None:
-        """Take a failure of the upstream's."""
+        """Handle a failure of the upstream."""
         flights = self._flights
         kind = flights.too_large if error.kind == "too-large" else FaultKind.TRANSPORT
         flights.landed(self._batch, 0, Fault(kind, retryable=not error.answered_bytes, detail=error))
 
 
 class Flights:
-    """All batches with the upstream. ``do`` does what the Batcher asks for when one has landed.
+    """All batches at the upstream. ``do`` executes the Batcher's actions after a batch has ended.
 
-    ``stalled(start, end)`` says whether this host paused in between. ``unreachable`` is called when a call finds nobody
-    there.
+    ``stalled(start, end)`` returns whether this host paused in between. ``unreachable`` is called when the upstream
+    can't be reached.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Flights:
         self._under_way: dict[Batch, Flight] = {}
 
     def send(self, batch: Batch) -> None:
-        """Send a batch; whatever stands against that is the batch's fault."""
+        """Send a batch; an error while it is built counts as a fault of the batch."""
         first: Waiter = batch.slices[0][0].payload
         portions: list[Portion] = []
         if not batch.whole or first.parsed.fit is not None:
@@ -154,7 +155,7 @@ class Flights:
         headers: Headers
         try:
             if batch.whole:
-                portions = []  # its answer is not shared out
+                portions = []  # its answer is not split
                 body = first.exchange.body
                 headers = forwardable(first.exchange.headers)
                 if first.check is not None:  # its answer has to be read, so it may not be compressed
@@ -170,10 +171,10 @@ class Flights:
                 body,
                 flight,
                 idempotent=self._batcher.idempotent,
-                # Of requests that are merged with their equals alone nothing says that rows are independent.
+                # Requests that are merged only with equal ones don't show that their rows are independent.
                 merged=not batch.whole and (first.check is None or first.check.verified),
             )
-        except Exception:  # noqa: BLE001 - whatever it is, it must cost the culprit alone: it is searched for
+        except Exception:  # noqa: BLE001 - any error must only fail the request that causes it, which is then isolated
             self._log.exception("a batch could not be sent", extra={"model": batch.model, "rows": batch.rows})
             self._under_way[batch] = Flight(self, batch, portions)
             self.landed(batch, 0, Fault(FaultKind.ITEM))
@@ -182,9 +183,9 @@ class Flights:
             flight.call = call
 
     def _padding_holds(self, model: str, first: Waiter, portions: list[Portion]) -> bool:
-        """Count a batch's tokens; False: it must not be padded any more, so its requests have to go one by one.
+        """Count a batch's tokens. False: padding is no longer allowed, so its requests have to be sent one by one.
 
-        They waited for others under a key that was good when they came.
+        The key under which they waited was valid when they arrived.
         """
         length = longest(portions)
         if length and first.check is not None and first.check.unpadded:
@@ -198,13 +199,13 @@ class Flights:
         return True
 
     def cancel(self, batch: Batch) -> None:
-        """Give a batch up."""
+        """Cancel the call of a batch."""
         flight = self._under_way.pop(batch)
         if flight.call is not None:
             flight.call.cancel()
 
     def landed(self, batch: Batch, status: int, fault: Fault | None) -> None:
-        """Take the outcome of a batch that was sent."""
+        """Handle the outcome of a batch that was sent."""
         flight = self._under_way.pop(batch)
         flight.call = None
         now = self._clock()
@@ -212,19 +213,19 @@ class Flights:
         if fault is None:
             entry.proven = True
         elif isinstance(fault.detail, UpstreamError) and fault.detail.kind == "refused":
-            self._unreachable()  # a reset is one connection's end: servers recycle workers, and odd requests kill them
+            self._unreachable()  # a reset only ends one connection: servers recycle workers, or one crashes
         self._do(self._batcher.complete(batch, now, fault=fault, stalled=self._stalled(batch.dispatched, now)))
         if status == 404:
             self._models.missing(entry)
 
     @property
     def too_large(self) -> FaultKind:
-        """Whose fault an answer is that is too large to be read."""
-        # A smaller batch has a smaller answer; but this one was computed already.
+        """Classify an answer that is too large to be read."""
+        # A smaller batch has a smaller answer, but the upstream has already computed this one.
         return FaultKind.SIZE if self._batcher.idempotent else FaultKind.ROWS
 
     def can_be_shared(self, parsed: Parsed[Any], headers: Headers, body: bytes | memoryview) -> bool:
-        """Say whether rows can be told apart in an answer to one request, or only its size stands against that."""
+        """Whether an answer to one request can be split by rows, or only its size prevents that."""
         try:
             CODECS[parsed.endpoint.protocol].split([Portion(parsed, 0, parsed.rows)], headers, body, self.terms.limits)
         except TooLarge:

@@ -1,4 +1,4 @@
-"""Which requests may be merged, and what is noted of those that may not."""
+"""Which requests may be merged; those that may not are counted and logged."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ NOTE_INTERVAL = 1.0
 """Seconds between two log lines on requests that are not batched."""
 
 UNCHARGED = 8192
-"""Bytes that a request may be held in beside its body without being counted: each has a few kilobytes of its own."""
+"""Bytes that a request may take beside its body without being counted: each takes a few kilobytes anyway."""
 
 KEPT_APART = {
     "quarantined": "an answer to a batch had another number of rows",
     "failing-caller": "an earlier request of this caller failed by itself",
 }
-"""Reasons for which the Batcher merges nothing of a request that may be merged, and what each means."""
+"""Reasons for which the Batcher sends a mergeable request alone, and what each means."""
 
 
 class Merging:
-    """Says under which key a request may be merged, and counts and logs those that may not."""
+    """Decides under which key a request may be merged; counts and logs requests that may not."""
 
     def __init__(
         self, verifier: Verifier, counts: RequestCounts, clock: Callable[[], float], log: logging.Logger
@@ -50,7 +50,7 @@ class Merging:
     def key(
         self, exchange: Exchange, entry: Entry, parsed: Parsed[Any], state: ModelState
     ) -> tuple[bool, bytes | None, Check | None]:
-        """Return whether a request may be merged, under which key, and who looks at its answer."""
+        """Return whether a request may be merged, under which key, and the check that examines its answer."""
         reason = parsed.alone or (entry.alone_by_protocol if parsed.first_by_protocol else entry.alone)
         key: bytes | None = parsed.key
         check: Check | None = None
@@ -71,7 +71,7 @@ class Merging:
     def _padded_key(
         self, exchange: Exchange, entry: Entry, parsed: Parsed[Any], fit: Fit, key: bytes, check: Check | None
     ) -> bytes:
-        """Return the key of a request that may be merged: that of its bucket if there is room to pad it."""
+        """Return the key of a mergeable request: the key of its length bucket if there is memory to pad it."""
         if key is fit.key:
             if fit.growth <= UNCHARGED or exchange.charge(fit.growth):
                 return key
@@ -83,11 +83,11 @@ class Merging:
 
     def _note_alone(self, entry: Entry, reason: str, why: str) -> None:
         count = self._counts.not_merged(entry.lane, reason, why)
-        # The 1st, 10th, 100th, ..., at most one a second: a log line a request would be a load of its own.
+        # Log the 1st, 10th, 100th, ..., at most one a second: a line for every request would cost too much.
         now = self._clock()
         if str(count).strip("0") == "1" and now - self._noted_at >= NOTE_INTERVAL:
             self._noted_at = now
-            # What is known of the axis explains nothing else.
+            # The entry's reason only explains problems with the axis.
             if reason in {UNVERIFIED, REFUTED}:
                 detail = self._verifier.state(entry)[1]
             else:
@@ -98,7 +98,7 @@ class Merging:
             )
 
     def note_fragments(self, entry: Entry, key: bytes) -> None:
-        """Count in which headers a request differs from the one before it."""
+        """Count the headers in which a request differs from the one before it."""
         if entry.headers is not None:
             self._counts.separated(differing(entry.headers, key))
         entry.headers = key

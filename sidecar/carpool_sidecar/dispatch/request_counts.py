@@ -1,4 +1,4 @@
-"""Counts of requests and batches, for metrics and reports. The Batcher has the tuner's counters."""
+"""Counts of requests and batches, for metrics and reports. The counters for the tuner are in the Batcher."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class RequestCounts:
         self.answers: dict[tuple[str, str, int], int] = {}
         """By model, protocol and status."""
         self.duration_seconds: dict[str, float] = {}
-        """Seconds from arrival to successful answers, summed up."""
+        """Sum of the seconds from arrival to successful answer."""
         self.batch_sizes: dict[tuple[str, int], int] = {}
-        """Batches sent, by model and their rows rounded up to a power of two, since callers choose the rows."""
+        """Batches sent, by model and exponent of the rows rounded up to a power of two: that bounds the keys."""
         self.batch_rows: dict[str, int] = {}
         """Rows of the batches sent."""
         self.alone: dict[tuple[str, str], int] = {}
         """Requests that may not be merged, by model and reason."""
         self.why: dict[tuple[str, str], str] = {}
-        """Details on the last of them, if the reason leaves something open."""
+        """Details on the last of these requests, if the reason alone does not explain it; same keys."""
         self.unpadded: dict[tuple[str, str], int] = {}
-        """Requests of models with a sequence axis that only share batches with those of their length; same keys."""
+        """Requests of models with a sequence axis that are only batched with requests of equal length; same keys."""
         self.tokens: dict[str, tuple[int, int]] = {}
         """For models with a sequence axis: tokens sent (rows times their own length), and tokens added by padding."""
         self.fragments: dict[str, int] = {}
@@ -60,12 +60,12 @@ class RequestCounts:
         return count
 
     def not_padded(self, model: str, reason: str) -> None:
-        """Count a request that only shares batches with those of its length."""
+        """Count a request that is only batched with requests of equal length."""
         key = (model, reason)
         self.unpadded[key] = self.unpadded.get(key, 0) + 1
 
     def padded(self, model: str, own: int, added: int) -> None:
-        """Add the tokens of a batch, and those that padding added to them."""
+        """Add a batch's own tokens and the tokens that padding added."""
         before, added_before = self.tokens.get(model, (0, 0))
         self.tokens[model] = (before + own, added_before + added)
 
@@ -76,7 +76,7 @@ class RequestCounts:
             self.fragments[known] = self.fragments.get(known, 0) + 1
 
     def forget(self, model: str) -> None:
-        """Forget a model that does not exist: its answers are counted as another's."""
+        """Forget a model that does not exist; its answers are counted under ``OTHER``."""
         for protocol, status in [key[1:] for key in self.answers if key[0] == model]:
             count = self.answers.pop((model, protocol, status))
             key = (OTHER, protocol, status)

@@ -1,4 +1,4 @@
-"""What holds for every request, until the configuration changes."""
+"""Settings that apply to every request until the configuration changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Terms:
-    """By when requests are answered, and how what is sent is read. All of it may be replaced at any time."""
+    """Time limits of requests, and how requests are read. Each attribute may be replaced at any time."""
 
     __slots__ = ("due", "limits", "reader", "timeout")
 
@@ -20,13 +20,13 @@ class Terms:
         self.due = policy.slo.due
         """Seconds from arrival to due time: the SLO's target."""
         self.timeout = policy.admission.seconds(policy.slo.due)
-        """Seconds that the policy lets a request wait."""
+        """Seconds that a request may wait according to the policy."""
         self.reader = Reader()
-        """Reads headers."""
+        """Reads the headers of requests."""
         self.limits = DEFAULT
-        """Of what is read of bodies."""
+        """Limits for reading bodies."""
 
     def follow(self, policy: BatchingPolicy) -> None:
-        """Take the times of another policy."""
+        """Apply the time limits of another policy."""
         self.due = policy.slo.due
         self.timeout = policy.admission.seconds(policy.slo.due)

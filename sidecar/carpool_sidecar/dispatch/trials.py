@@ -1,4 +1,4 @@
-"""Requests of the sidecar's own, by which batches are verified: the verifier's way through the Batcher."""
+"""Trials: requests that the sidecar sends itself through the Batcher to verify batches."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class Trials:
-    """What a verifier needs of the Batcher. ``do`` does what that asks for.
+    """The verifier's interface to the Batcher. ``do`` executes the Batcher's actions.
 
-    ``largest(model)``: rows that parameters may ever give a batch.
+    ``largest(model)`` returns the most rows that any parameters can give a batch.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Trials:
 
     @property
     def limits(self) -> Limits:
-        """Limits of what is read of answers."""
+        """Limits for reading answers."""
         return self._terms.limits
 
     def carry(
         self, entry: Entry, trial: Trial, message: Message, answered: Callable[[UpstreamAnswer | None], None]
     ) -> None:
-        """Send a trial through the Batcher, as a request that nobody waits for and that counts as none."""
+        """Send a trial through the Batcher, as a request without a caller that is not counted in metrics."""
 
         def ended(answer: UpstreamAnswer | None) -> None:
             self._models.left(entry)
@@ -70,7 +70,7 @@ class Trials:
             rows=trial.rows,
             deadline=now + self._terms.timeout,
             model=entry.lane,
-            # Before all others: until a trial is answered none of them can share a batch.
+            # Before all other requests: until a trial is answered, none of them can be batched.
             priority=Priority.NORMAL if trial.kind is Kind.LIVE else Priority.HIGH,
             size=size_of(message.parts),
             bucket=0 if parsed.fit is None else parsed.fit.bucket,
@@ -81,21 +81,21 @@ class Trials:
         self._do(self._batcher.arrive(request, now))
 
     def cap(self, entry: Entry) -> int:
-        """Return the rows that a batch of a model may have, whatever the tuner makes of it now."""
+        """Return the most rows that a batch of a model may have, independent of the tuner's present parameters."""
         limits = self._batcher.model(entry.lane).limits
         return min(bound for bound in (self._largest(entry.lane), limits.max_rows, limits.ceiling) if bound is not None)
 
     def quick(self, entry: Entry) -> int:
-        """Return the rows of a trial that takes half the SLO at most, as far as batch latency is known; at least 4."""
+        """Return the rows of a trial: as many as take half the SLO by the latency model, if known; at least 4."""
         estimate, rows = self._batcher.model(entry.lane).belief.estimate, TRIAL_ROWS
         while estimate is not None and rows > LEAST_ROWS and time_of(estimate.times, rows) > self._terms.due / 2:
             rows -= 1
         return rows
 
     def served(self, entry: Entry) -> int:
-        """Return the rows that a model has served."""
+        """Return the number of rows that a model has served."""
         return self._batcher.model(entry.lane).limits.served_rows
 
     def quarantine(self, entry: Entry, *, on: bool) -> None:
-        """Merge nothing of a model, what waits already included; or merge it again."""
+        """Stop merging requests of a model, waiting ones included; or allow it again."""
         self._batcher.model(entry.lane).isolation.quarantined = on

@@ -1,4 +1,4 @@
-"""Who waits for an answer: a caller, or a trial of the sidecar's own."""
+"""Payloads of requests that wait for an answer: a caller's, or one of the sidecar's own trials."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Waiter:
-    """One caller on the way: the payload of the Batcher's request.
+    """One waiting caller: the payload of a request of the Batcher.
 
-    An exchange's context is that request, and nothing here points back at it: once the exchange lets go of it, all of
-    it is freed at once. Left to the garbage collector, bodies of a megabyte would pile up.
+    The exchange's context refers to that request, and nothing here refers back to it. So all of it is freed as soon as
+    the exchange drops it. If it had to wait for the garbage collector, bodies of a megabyte would accumulate.
     """
 
     __slots__ = (
@@ -43,23 +43,23 @@ class Waiter:
         self.exchange = exchange
         self.entry = entry
         self.check = check
-        """Who looks at its answer."""
+        """The check that examines its answer."""
         self.counters = counters
         self.facts = facts
         self.parsed = parsed
         self.answer: UpstreamAnswer | None = None
-        """The upstream's answer to this request alone."""
+        """The upstream's answer, if the request was sent alone."""
         self.headers: Headers = []
-        """Of the last batch that it was in, like the status."""
+        """Headers of the answer to its last batch; ``status`` likewise."""
         self.status = 200
         self.pieces: list[tuple[int, Piece]] = []
-        """Its rows' answers by first row, as they came in."""
+        """Answers to its rows with the first row of each, in order of arrival."""
         self.answered = False
-        """Whether it got an answer of the upstream's, to be counted once it is sent."""
+        """Whether it got an answer of the upstream, which is counted once it is sent."""
 
 
 class Shadow:
-    """Stands in for the exchange of a request of the sidecar's own: a trial's."""
+    """Takes the place of the exchange for a trial, a request of the sidecar itself."""
 
     __slots__ = ("_answered", "body", "headers")
 
@@ -73,5 +73,5 @@ class Shadow:
         self._answered(UpstreamAnswer(status, headers, b"".join(parts_of(body))))
 
     def fail(self, status: int, reason: str, error: str, headers: Headers | None = None) -> None:  # noqa: ARG002 - an exchange's signature
-        """Take that there is none."""
+        """Report to the verifier that there is no answer."""
         self._answered(None)
