@@ -25,7 +25,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "examples/*
 GENERATED = {"docs/proof.md", "docs/proof-figures.md"}
 MESSAGES = ("cli", "sidecar", "operator")
 """Folders whose messages are read."""
-NOTES = ("cli", "core", "operator", "tools")
+NOTES = ("cli", "core", "operator", "sidecar", "tools")
 """Folders whose docstrings and comments are read."""
 
 _TARGET = r"(?:SLO|p(?:50|9\d+)|promise)"

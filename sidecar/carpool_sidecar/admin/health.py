@@ -101,7 +101,7 @@ class Health:
         before = self.reason
         was_ready = self.ready and not self._gone
         if answer.status or answer.foreign:
-            # Read as kubelets read a probe's answer: a pod that is ready without a sidecar is ready with one. A server
+            # Read as kubelets read readiness answers: a pod that is ready without a sidecar is ready with one. A server
             # of another protocol, such as gRPC or TLS, does not know the request either, and may hang up.
             if self._heard.speech is not Speech.V2:
                 self.ready = 200 <= answer.status < 400 or answer.status in NOT_SPOKEN or answer.foreign

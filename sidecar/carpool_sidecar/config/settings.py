@@ -188,12 +188,12 @@ class Jobs(Camel, frozen=True):
 
 
 class SidecarConfig(Camel, frozen=True):
-    """All that a sidecar is told.
+    """The configuration of a sidecar.
 
     ``listen`` and ``admin`` are ``host:port``; port 0 lets the system choose. With ``parameters`` (by model name, ``*``
     for the rest) nothing is tuned. ``generation`` counts versions of the file; left out, the process counts them.
-    ``target`` and ``public_key`` (Ed25519, 64 hex digits each): whose signed changes are accepted, and for whom; they
-    come by the admin port, or by the directory ``changes``.
+    Signed changes are accepted if they name ``target`` and match a ``public_key`` (Ed25519, 64 hex digits each). They
+    arrive by the admin port, or by the directory ``changes``.
     """
 
     policy: BatchingPolicy
@@ -218,7 +218,7 @@ class SidecarConfig(Camel, frozen=True):
     """Ed25519 keys, each 64 hex digits, up to 8 with commas between them: changes and tickets signed with one of them
     are accepted. Needs the package `cryptography`."""
     target: str = ""
-    """Whom a signed change or ticket has to name; an operator's is `namespace/Kind/name`."""
+    """The target that a signed change or ticket has to name; an operator's is `namespace/Kind/name`."""
     changes: str | None = None
     """Directory that may hold a signed change (`change.json`, `change.sig`), watched: a mounted ConfigMap."""
     drain_key: Annotated[str, Meta(min_length=16)] | None = None
@@ -327,7 +327,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def parse(text: str) -> SidecarConfig:
-    """Read a file's content: YAML, of which JSON is a part.
+    """Read a file's content: YAML, which includes JSON.
 
     Raises ``PolicyError`` naming the field, or the line where it is no YAML.
     """

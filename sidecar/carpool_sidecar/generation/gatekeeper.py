@@ -24,14 +24,14 @@ TICK = 0.05
 """Seconds between two looks while requests are with the engine."""
 
 RESTART = 60.0
-"""Seconds after a fault of the gate without one."""
+"""Seconds without a gate after a fault."""
 
 GUESS = (0.0115, 4e-5, 8e-8, 5.5e-5)
 """Where learning starts: Llama-3.1-8B on an A100, seconds per step, sequence, cached token and prompt token."""
 
 
 class Waiting(Protocol):
-    """Whoever waits for the gate's word: exactly one of the two comes, unless it leaves before."""
+    """A request that waits for the gate: `admitted` or `refused` is called once, unless the request leaves before."""
 
     ticket: Request
     streams: bool
@@ -55,7 +55,7 @@ class Gatekeeper:
         self._log = log
         self._policy = policy
         self._waiting: dict[int, Waiting] = {}
-        """By ticket: those that have no word yet."""
+        """By ticket: requests that are neither admitted nor refused yet."""
         self._admitted: dict[int, Waiting] = {}
         """Those with the engine, as far as this gate knows them."""
         self._assumed: dict[int, float] = {}
@@ -116,7 +116,7 @@ class Gatekeeper:
             self._assumed[waiting.ticket.key] = self._clock()
 
     def progress(self, waiting: Waiting, tokens: float) -> None:
-        """Count tokens of a stream after its first; the gate hears of them with the next look or event."""
+        """Count tokens of a stream after its first; the gate gets them with the next tick or event."""
         if waiting.ticket.state is State.DECODING:
             self._seen.tokens += tokens
 
@@ -151,7 +151,7 @@ class Gatekeeper:
             self._ask(event)
 
     def report(self, kv_share: float | None, kv_tokens: float | None) -> None:
-        """Take the engine's word for the share of its KV cache in use, and for the cache's size, in tokens."""
+        """Take the engine's report: the share of its KV cache in use, and the cache's size in tokens."""
         if self.gate is not None:
             self.gate.report(kv_share, kv_tokens)
 
@@ -182,7 +182,7 @@ class Gatekeeper:
             waiting.admitted()
 
     def _ask(self, event: Callable[[Gate, float], list[Action]]) -> None:
-        """Let the gate know of an event, and do what it says."""
+        """Pass an event to the gate, and execute its actions."""
         gate, now = self.gate, self._clock()
         if gate is None:
             return

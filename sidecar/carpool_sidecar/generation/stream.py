@@ -1,4 +1,4 @@
-"""One request to a language model on its way through: bytes pass as they come, and are looked at behind them."""
+"""One forwarded request to a language model: bytes are passed on at once, and examined afterwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REFUSALS = {
     Reason.QUEUE_FULL: (429, "queue-full", "the queue is full: raise generation.maxQueuedTokens, or add replicas"),
     Reason.DEADLINE: (503, "deadline", "the deadline can't be met: send fewer requests at a time, or add replicas"),
 }
-"""Status, word for machines and text of each refusal of the gate."""
+"""Status, machine-readable reason and text of each refusal of the gate."""
 
 EXPIRED = (504, "deadline", "the deadline passed before the answer was complete")
 
@@ -40,11 +40,11 @@ BROKEN = {f"upstream-{kind}" for kind in ("refused", "reset", "timeout", "protoc
 """Words of what the engine failed to do."""
 
 TOO_LATE = {OVERDUE, *(word for _, word, _ in REFUSALS.values())}
-"""Of these, what other requests may be to blame for."""
+"""Failures that other requests may have caused."""
 
 
 class Watcher(Protocol):
-    """Where streams are counted, and who lets them begin."""
+    """Admits streams and counts them."""
 
     def arrive(self, stream: Stream) -> None:
         """Take a request whose body is here; it is admitted or refused, now or later."""
@@ -156,7 +156,7 @@ class Stream(Forwarding):
     # Called by the application
 
     def request(self) -> None:
-        """Have the gate say when to go on."""
+        """Ask the gate to admit the request."""
         try:
             self._watcher.arrive(self)
         except Exception:  # noqa: BLE001 - whatever it is, the request is good
@@ -212,7 +212,7 @@ class Stream(Forwarding):
         super().end()
 
     def failed(self, error: UpstreamError) -> None:
-        """Answer for the engine, or cut what it has left incomplete."""
+        """Answer with an error; or cut the connection if an incomplete answer was already sent."""
         self._leave(FAILED)
         if self._exchange.started:
             super().failed(error)

@@ -1,4 +1,4 @@
-"""Bodies on their way in: found in the stream, decoded, and kept until they are complete."""
+"""Incoming bodies: read from the stream, decoded, and kept until they are complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from carpool_sidecar.http1.parsing import FIELD_TEXT, IN_CHUNKS, TOKEN, HttpErro
 if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Buffer
 
-# 15 hexadecimal digits are an exabyte; more could overflow what is behind us.
+# 15 hexadecimal digits are an exabyte; more could overflow a server behind this proxy.
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;" + FIELD_TEXT + rb")?")
 _TRAILER = re.compile(TOKEN + rb":" + FIELD_TEXT)
 _LONGEST_CHUNK_LINE = 1024
@@ -20,11 +20,11 @@ _LONGEST_TRAILERS = 8192
 _LINES_AT_ONCE = 1024
 
 LARGE = 4 * 1024 * 1024
-"""Bytes beyond which a body is collected in a `Region`. Up to here a heap that is warm is twice as fast."""
+"""Bytes beyond which a body is collected in a `Region`. For smaller ones a warm heap is twice as fast."""
 
 
 class ChunkedDecoder:
-    """Takes the chunked coding off a body (RFC 9112, 7.1), without copying; chunk extensions and trailers are dropped.
+    """Decodes a chunked body (RFC 9112, 7.1) without copying; chunk extensions and trailers are dropped.
 
     Strict: CR LF ends every line, a size is hexadecimal digits and nothing else, a trailer is a well-formed field line.
     """
@@ -40,8 +40,8 @@ class ChunkedDecoder:
     def feed(self, data: bytes, position: int, pieces: list[Buffer]) -> int:
         """Decode data[position:]; return where reading stopped.
 
-        That is at the end of the data, behind the body, or before: one call reads a limited number of chunks, so that
-        a caller who sends them tiny does not occupy the thread. Content is appended to `pieces` as views of the data.
+        It stops at the end of the data or of the body, or earlier: one call reads a limited number of chunks, so that
+        a caller that sends tiny ones does not block the thread. Content is appended to `pieces` as views of the data.
         Raises HttpError (400).
         """
         end = len(data)
@@ -50,7 +50,7 @@ class ChunkedDecoder:
         while position < end:
             remaining = self._remaining
             if remaining > 0:
-                # Of a chunk and its CR LF, `remaining` bytes are still to come, the last two of them the CR LF.
+                # `remaining` counts the bytes of the chunk still to come, with the two of its CR LF.
                 taken = min(remaining, end - position)
                 content = min(taken, remaining - 2)
                 if content > 0:
@@ -99,11 +99,11 @@ class ChunkedDecoder:
 
 
 class BodyReader:
-    """Reads one body out of a connection's stream.
+    """Reads one body from a connection's stream.
 
     `length` is the body's in bytes, `IN_CHUNKS` or `UNTIL_CLOSE`. `size` counts the bytes read so far with their
-    framing, `complete` tells when the last has been. Of what is kept, `kept` counts the bytes of content, `held` those
-    of memory.
+    framing; `complete` is set after the last. Of the kept pieces, `kept` counts bytes of content, `held` bytes of
+    memory.
     """
 
     __slots__ = ("_decoder", "_parts", "_region", "_small", "_taken_from", "complete", "kept", "remaining", "size")
@@ -120,16 +120,16 @@ class BodyReader:
         self._small: bytearray | None = None  # the last of the parts, if it is a collected one
         self._taken_from = 0  # bytes of the data that was last read from
         self.remaining: int | None = length if length >= 0 else None
-        """Bytes still to come; None where nobody knows."""
+        """Bytes still to come; None if that is unknown."""
         self.complete = False
         self.size = 0
 
     def read(self, data: bytes, position: int, pieces: list[Buffer]) -> int:
         """Add the content in data[position:] to `pieces`; return where reading stopped.
 
-        That is where the body, or the data, ended; of many tiny chunks one call reads a part (see `ChunkedDecoder`).
-        Pieces are views of the data, except that data which is content as a whole goes on as it is, and that a body
-        which is complete at once is cut out as bytes. Raises HttpError (400) where the chunked coding is broken.
+        It stops where the body or the data end; one call reads only some of many tiny chunks (see `ChunkedDecoder`).
+        Pieces are views of the data, with two exceptions: data that are all content are passed on unchanged, and a
+        body that is complete at once is copied to bytes. Raises HttpError (400) if the chunked coding is malformed.
         """
         self._taken_from = len(data)
         if self._decoder is not None:
@@ -152,20 +152,20 @@ class BodyReader:
 
     @property
     def held(self) -> int:
-        """Bytes of memory that are in use for what is kept."""
+        """Bytes of memory that the kept pieces use."""
         return self.kept if self._region is None else self._region.held
 
     def keep(self, pieces: list[Buffer]) -> None:
-        """Keep pieces of what was just read until the body is complete.
+        """Keep pieces that were just read until the body is complete.
 
-        Of a small body only small pieces are copied, and views of data that is partly something else. The pieces of a
-        large one are copied into one region as they come. Raises OSError where the system has no memory for it.
+        Of a small body only two kinds of pieces are copied: small ones, and views of data that also contain something
+        else. Pieces of a large body are copied into one region on arrival. Raises OSError if memory is exhausted.
         """
         content = sum(map(len, pieces))
         self.kept += content
         if self._region is None and self.kept <= LARGE:
-            # A view holds all of its data: of a read of 256 KiB a body of one byte would. What is held has to be what
-            # is counted, so data is held only if nearly all of it is content.
+            # A view keeps all of its data in memory: a body of one byte could keep a read of 256 KiB. The memory in
+            # use has to be the memory counted, so a view is only kept if nearly all of its data is content.
             dense = 16 * content >= 15 * self._taken_from
             for piece in pieces:
                 if (len(piece) >= self._SMALL or not self._parts) and (dense or isinstance(piece, bytes)):
@@ -187,7 +187,7 @@ class BodyReader:
             self._region.add(piece, total)
 
     def join(self) -> bytes | memoryview:
-        """Return what was kept, and let go of it; if it came as one bytes object, that very object.
+        """Return what was kept, and release it; if it came as one bytes object, return that object.
 
         A large body is a view of its region.
         """
@@ -200,7 +200,7 @@ class BodyReader:
         return b"".join(parts)
 
     def drop(self) -> None:
-        """Let go of what was kept."""
+        """Release what was kept."""
         self._parts = []
         self._region = None
         self._small = None

@@ -1,4 +1,4 @@
-"""The field lines of a head. They are a list, and no subclass of a list can be compiled: they have this file alone."""
+"""The field lines of a head, in a file of their own: a subclass of list can't be compiled."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 class FieldLines(list[tuple[bytes, bytes]]):
-    """The field lines of a head that came in. They are never changed, so what was made of them is kept with them.
+    """The field lines of a received head. They never change, so results computed from them are kept with them.
 
-    Peers repeat themselves: a connection hands out the same object for as long as the same head comes in. What is kept
-    lives no longer than that, so nothing of one caller is ever told to another.
+    Peers repeat heads: a connection returns the same object for as long as it receives the same head. The kept results
+    live no longer than that, so one caller's data never reaches another caller.
     """
 
     __slots__ = ("encoded", "encoded_for", "facts", "kept")
@@ -20,9 +20,9 @@ class FieldLines(list[tuple[bytes, bytes]]):
     def __init__(self, fields: Iterable[tuple[bytes, bytes]] | None = None) -> None:
         super().__init__(fields or ())
         self.kept: FieldLines | None = None
-        """Those that are forwarded, once somebody asked."""
+        """The fields that are forwarded, once they were computed."""
         self.encoded = b""
-        """The last head that was made of them, and, below, what else went into it."""
+        """The last head that was encoded from them; the attributes below are its other inputs."""
         self.encoded_for: object = None
         self.facts: Any = None
-        """The application's: what it reads in them."""
+        """For the application: what it has read in them."""

@@ -1,4 +1,4 @@
-"""Memory held for other parties: one budget for all of it, and large buffers that never need a second copy."""
+"""Memory for bodies: one budget for all of it, and large buffers that never need a second copy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ HUGE_PAGE = 2 * 1024 * 1024
 
 
 class Budget:
-    """Counts the bytes that are held of request bodies and buffered answers, and says when there is no room for more.
+    """Counts the bytes of request bodies and buffered answers in memory, and refuses more than its limit.
 
-    `held` may pass `limit` only by what could not be asked for beforehand: bytes that wait in a transport because the
-    other side does not read. `short` is set when a request for room was refused.
+    `held` exceeds `limit` only by bytes that can't be refused: those that wait in a transport because the other side
+    does not read. `short` is set when `take` was refused.
     """
 
     __slots__ = ("held", "limit", "short")
@@ -35,25 +35,25 @@ class Budget:
         return True
 
     def give(self, count: int) -> None:
-        """Count so many bytes as held no more."""
+        """Return `count` bytes to the budget."""
         self.held -= count
 
 
 class Region(mmap.mmap):
-    """Memory that one large body is collected in.
+    """Memory in which one large body is collected.
 
-    It grows by moving pages, not bytes, and goes back to the system when it is freed, so a body is held once and the
-    process does not keep what it no longer needs. The heap does neither: joining pieces takes the body's size twice,
-    and freed pieces leave holes.
+    It grows by moving pages, not bytes, and returns to the system when it is freed. So a body is in memory once, and
+    the process keeps no unused memory. The heap does neither: joining pieces takes the body's size twice, and freed
+    pieces leave holes.
     """
 
     filled = 0
     _budget: Budget | None = None
 
     def __new__(cls, capacity: int) -> Self:
-        """Reserve addresses for so many bytes; the system hands out memory as they are filled.
+        """Reserve addresses for `capacity` bytes; the system assigns memory as they are filled.
 
-        Raises OSError where the system refuses.
+        Raises OSError if the system refuses.
         """
         region = super().__new__(cls, -1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -63,7 +63,7 @@ class Region(mmap.mmap):
 
     @property
     def held(self) -> int:
-        """Bytes of memory in use: what is filled, in whole huge pages."""
+        """Bytes of memory in use: the filled part, in whole huge pages."""
         return min(len(self), -(-self.filled // HUGE_PAGE) * HUGE_PAGE)
 
     def add(self, piece: Buffer, total: int | None) -> None:
@@ -80,23 +80,23 @@ class Region(mmap.mmap):
         return memoryview(self).toreadonly()
 
     def count(self, budget: Budget) -> None:
-        """Count it in a budget until it is freed."""
+        """Count this region in a budget until it is freed."""
         self._budget = budget
         budget.held += self.filled
 
     def __del__(self) -> None:
-        """Give back what the budget counts."""
+        """Return its bytes to the budget."""
         if self._budget is not None:
             self._budget.give(self.filled)
 
 
 def counts_itself(piece: Buffer) -> bool:
-    """Say whether this is a piece of a large body, which a budget counts for as long as any piece of it lives."""
+    """Whether this is a piece of a large body, which a budget counts for as long as any piece of it lives."""
     return type(piece) is memoryview and type(piece.obj) is Region
 
 
 def count_while_alive(body: Buffer, budget: Budget) -> None:
-    """Count a large body in a budget until nobody holds a piece of it any more."""
+    """Count a large body in a budget until its last piece is freed."""
     region = body.obj if isinstance(body, memoryview) else None
     assert isinstance(region, Region)  # noqa: S101 - for the type checker: see `counts_itself`
     region.count(budget)

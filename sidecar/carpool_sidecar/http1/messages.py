@@ -1,4 +1,4 @@
-"""The words of HTTP/1.1: header lists, heads as bytes, bodies as parts.
+"""Elements of HTTP/1.1: header lists, heads as bytes, bodies as parts.
 
 Everything is bytes: a proxy that decodes and encodes again spends its time on that and changes what it forwards.
 """
@@ -26,13 +26,13 @@ Body: TypeAlias = Buffer | Sequence[Buffer]
 
 
 class Flow(Protocol):
-    """Who is told when a streamed answer meets backpressure."""
+    """Receives the backpressure of a streamed answer."""
 
     def pause_writing(self) -> None:
-        """Stop: what was written piles up, since the other side reads too slowly or earlier answers go first."""
+        """Stop: written data accumulates, since the other side reads too slowly or earlier answers go first."""
 
     def resume_writing(self) -> None:
-        """Go on: it has been taken."""
+        """Go on: the data was sent."""
 
 
 HOP_BY_HOP = frozenset(
@@ -46,8 +46,8 @@ CHUNKED = (b"transfer-encoding", b"chunked")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 
-# What each hop decides for itself: it is dropped from what is forwarded and, where it is needed, written anew. Whoever
-# expects 100 Continue has had it from the hop before.
+# Fields that each hop decides for itself: they are not forwarded but, where needed, written anew. A client that expects
+# 100 Continue got it from this hop.
 _PER_HOP = HOP_BY_HOP | {b"content-length", b"expect"}
 # Below this, copying into one buffer is cheaper than another entry in the kernel's list: 16 KiB are about 1 us.
 _WORTH_KEEPING_APART = 16 * 1024
@@ -56,10 +56,10 @@ _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b" % (status, status.phrase.encode
 
 
 def find(headers: Headers, lowercase_name: bytes) -> bytes | None:
-    """Return the first value of a field, or None where there is none."""
+    """Return the first value of a field, or None if there is none."""
     size = len(lowercase_name)
     for name, value in headers:
-        if len(name) == size and name.lower() == lowercase_name:  # the length first: it spares most of the copies
+        if len(name) == size and name.lower() == lowercase_name:  # the length first: that avoids most of the copies
             return value
     return None
 
@@ -69,17 +69,17 @@ def tokens(value: bytes) -> list[bytes]:
     return [token for member in value.lower().split(b",") if (token := member.strip(b" \t"))]
 
 
-@lru_cache(1024)  # half the price of writing it, where sizes repeat
+@lru_cache(1024)  # where sizes repeat, half the time of formatting it
 def content_length(size: int) -> tuple[bytes, bytes]:
-    """Return the field line that announces a body of so many bytes."""
+    """Return the field line that announces a body of `size` bytes."""
     return (b"content-length", b"%d" % size)
 
 
 def forwardable(headers: Headers) -> Headers:
     """Return the field lines that an intermediary passes on.
 
-    Left out are those of one hop, those that Connection names, the body's framing, which every hop writes anew, and
-    Expect, which is met here.
+    It leaves out hop-by-hop fields, fields that Connection names, the body's framing, which every hop writes anew, and
+    Expect, which is answered here.
     """
     if not isinstance(headers, FieldLines):
         return _forwardable(headers)
@@ -98,9 +98,9 @@ def _forwardable(headers: Headers) -> Headers:
 
 
 def named_by(connection: bytes) -> set[bytes]:
-    """Return which fields a value of Connection names, in lower case, beside those that concern one connection anyway.
+    """Return the fields that a value of Connection names, in lower case, except those that are hop-by-hop anyway.
 
-    Host is none of them: a request without it could not be routed.
+    Host is left out, too: a request without it could not be routed.
     """
     return {*tokens(connection)} - _PER_HOP - {b"close", b"host"}
 
@@ -137,8 +137,8 @@ def encode_response_head(status: int, headers: Headers, added: Added = ()) -> by
 def _encode_head(first_line: bytes, headers: Headers, added: Added, inputs: object) -> bytes:
     fields = [*headers, *added]
     head = b"\r\n".join((first_line, *map(b": ".join, fields), b"", b""))
-    # One pass over the whole is a tenth of the price of looking at each field: the line breaks have to be ours, two
-    # bytes each, and no more.
+    # One pass over the whole head takes a tenth of the time of checking each field: it may contain only the line
+    # breaks written here, two bytes each.
     if len(head) - len(head.translate(None, b"\r\n\0")) != 2 * (len(fields) + 2):
         raise ValueError("a line break or NUL in the head of a message")
     if isinstance(headers, FieldLines):
@@ -147,7 +147,7 @@ def _encode_head(first_line: bytes, headers: Headers, added: Added, inputs: obje
 
 
 def has_body(method: bytes, status: int) -> bool:
-    """Say whether a response to `method` may carry content (RFC 9110, 6.4.1)."""
+    """Whether a response to `method` may carry content (RFC 9110, 6.4.1)."""
     return method != b"HEAD" and status >= 200 and status not in {204, 304}
 
 

@@ -2,7 +2,7 @@
 
 llhttp (through httptools) reads the heads. It only ever sees one head, never the body behind it, for three reasons:
 httptools copies each piece of a body, it can't stop between pipelined messages, and it does not say where a message
-ended. What llhttp lets pass and a proxy must not (see `_framing` and the checks of the first line) is refused here.
+ended. This module also refuses what llhttp accepts but a proxy must not (see `_framing` and the first line's checks).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ FIELD_TEXT = rb"[\t\x20-\x7e\x80-\xff]*"
 # RFC 9110, 7.2 and RFC 3986, 3.2.2: a name, an address or a bracketed address, and maybe a port. Empty is legal.
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=\-]*|\[[0-9A-Fa-f:.vV]+\])(?::[0-9]*)?")
 
-# The fields that say how a message is to be read.
+# The fields that determine how a message is read.
 _OURS = frozenset({b"content-length", b"host", b"connection", b"transfer-encoding", b"expect", b"upgrade"})
 # RFC 9112, 3.2.2: scheme, authority, and the rest, which is the origin-form. A fragment is never sent.
 _ABSOLUTE = re.compile(rb"https?://([^/?]*)([/?].*)?", re.IGNORECASE | re.DOTALL)
-# HTTP/2 carries requests that would be read by nobody here, and RFC 9113 has given its upgrade up.
+# Requests inside HTTP/2 could not be read here, and RFC 9113 has dropped the upgrade to it.
 _NOT_OFFERED = frozenset({b"h2c", b"h2", b"http/2", b"http/2.0"})
 LONGEST_KEPT = 4096
-"""Bytes of a head up to which a connection keeps it, in case that it comes again: thousands of connections do."""
+"""Bytes up to which a connection keeps a head in case it is repeated. Thousands of connections may each keep one."""
 _MOST_DIGITS = 18  # of a Content-Length: the largest 64-bit number has 19
 
 
 class HttpError(Exception):
     """A message that is not accepted.
 
-    `status` is what a server answers, `reason` a word for machines, and the text says what is wrong and, for a
-    limit, how to raise it. `headers` go with the answer.
+    `status` is the status of the answer, `reason` its machine-readable reason. The text says what is wrong and, for a
+    limit, how to raise it. `headers` are added to the answer.
     """
 
     def __init__(self, status: int, reason: str, text: str, headers: Headers | None = None) -> None:
@@ -56,8 +56,8 @@ class HttpError(Exception):
 class RequestHead(NamedTuple):
     """The head of a request.
 
-    `target` is in origin-form, also where it came in absolute-form; Host is then what that named. `length` is that of
-    the body in bytes, or `IN_CHUNKS`. `upgrade`: protocols that may take the place of HTTP, as the field names them.
+    `target` is in origin-form. If it came in absolute-form, Host is the authority named there. `length` is the body's
+    length in bytes, or `IN_CHUNKS`. `upgrade`: protocols that may replace HTTP, as the field names them.
     """
 
     method: bytes
@@ -71,7 +71,7 @@ class RequestHead(NamedTuple):
 
 
 class ResponseHead(NamedTuple):
-    """The head of a response. `length` is that of the body in bytes, `IN_CHUNKS` or `UNTIL_CLOSE`.
+    """The head of a response. `length` is the body's length in bytes, `IN_CHUNKS` or `UNTIL_CLOSE`.
 
     `keep_alive`: the connection may serve another call.
     """
@@ -83,7 +83,7 @@ class ResponseHead(NamedTuple):
 
 
 class _Collector:
-    """What httptools calls back."""
+    """Receives the callbacks of httptools."""
 
     __slots__ = ("headers", "target")
 
@@ -116,7 +116,7 @@ def parse_request_head(head: bytes) -> RequestHead:
         raise HttpError(400, "malformed-head", f"malformed request head: {error}") from None
     method, target, headers = parser.get_method(), collector.target, collector.headers
 
-    # llhttp also takes HTTP/0.9, HTTP/2.0, RTSP and several spaces: the first line has to be what we would write.
+    # llhttp also accepts HTTP/0.9, HTTP/2.0, RTSP and several spaces. So the first line is compared with our own form.
     line = b"%b %b HTTP/" % (method, target)
     if not head.startswith(line):
         raise HttpError(400, "malformed-head", "malformed request line: want METHOD target HTTP/1.1")
@@ -182,7 +182,7 @@ def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
     try:
         parser.feed_data(head)
     except httptools.HttpParserUpgrade:
-        pass  # a 101 is for the caller to judge
+        pass  # the caller decides whether a 101 is right
     except httptools.HttpParserError as error:
         raise HttpError(502, "malformed-head", f"malformed response head: {error}") from None
     if head[:9] not in {b"HTTP/1.1 ", b"HTTP/1.0 "} or not head[9:12].isdigit() or head[12:13] not in {b" ", b"\r"}:
@@ -209,7 +209,7 @@ def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
     keep_alive = b"close" not in connection and (minor_version == 1 or b"keep-alive" in connection)
     length = _framing(lengths, codings, minor_version)
     if not has_body(method, status):
-        # Some servers send the body that such an answer only announces, maybe once the next call is under way.
+        # Some servers do send the body that such an answer only announces, maybe during the next call.
         keep_alive = keep_alive and not length
         length = 0
     elif length is None:
@@ -220,10 +220,10 @@ def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
 def _origin_form(method: bytes, authority: bytes, rest: bytes, headers: FieldLines) -> tuple[bytes, FieldLines]:
     """Return the target and the headers of a request whose target was absolute (RFC 9112, 3.2.2).
 
-    What the target names takes the place of Host: read otherwise, the two could send a request to two places.
+    The target's authority replaces Host. If the two differed, servers could route the request differently.
     """
     if not authority or not _HOST.fullmatch(authority):
-        # With b"user@" among what is refused (RFC 9110, 4.2.4).
+        # This also refuses b"user@" (RFC 9110, 4.2.4).
         raise HttpError(400, "bad-host", "the target does not name a host and maybe a port")
     if not rest.startswith(b"/"):
         rest = b"*" if method == b"OPTIONS" and not rest else b"/" + rest
@@ -236,10 +236,10 @@ def _unknown_method() -> HttpError:
 
 
 def _framing(lengths: list[bytes], codings: list[bytes], minor_version: int) -> int | None:
-    """Return the body's length or `IN_CHUNKS`; None where nothing says it.
+    """Return the body's length or `IN_CHUNKS`; None if the head does not state it.
 
-    Two parties that disagree on where a body ends read different requests out of the same bytes (RFC 9112, 11.2), so
-    whatever could be read in two ways is refused instead of repaired.
+    Two parties that disagree on where a body ends read different requests in the same bytes (RFC 9112, 11.2). So
+    ambiguous framing is refused instead of repaired.
     """
     if codings:
         if lengths:
@@ -257,7 +257,7 @@ def _framing(lengths: list[bytes], codings: list[bytes], minor_version: int) -> 
 
 
 class HeadCheck:
-    """Looks at a head that comes in pieces, so that what can't become one is refused before its blank line."""
+    """Checks a head that arrives in pieces, so that an invalid one is refused before its blank line."""
 
     __slots__ = ("_fed", "_parser")
 
@@ -266,7 +266,7 @@ class HeadCheck:
         self._fed = 0
 
     def feed(self, beginning: bytes) -> None:
-        """Take all of the head that is here so far. Raises HttpError (400) at the first byte that is wrong."""
+        """Take all of the head received so far. Raises HttpError (400) at the first byte that is wrong."""
         try:
             self._parser.feed_data(beginning[self._fed :])
         except httptools.HttpParserInvalidMethodError:

@@ -1,4 +1,4 @@
-"""What has to be asked of the socket itself, below the transport."""
+"""Operations on the socket itself, below the transport."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def reset(transport: asyncio.Transport) -> None:
 
 
 def keep_alive(transport: asyncio.Transport) -> None:
-    """Let the kernel ask now and then whether the peer is still there: after 60 s of silence, thrice in a minute."""
+    """Have the kernel check that the peer still exists: after 60 s of silence, three times in a minute."""
     connected = transport.get_extra_info("socket")
     if connected is None or connected.family == socket.AF_UNIX:
         return
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):  # macOS names the first one otherwise
+        if hasattr(socket, option):  # macOS has another name for the first one
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def peer_has_reset(transport: asyncio.Transport) -> bool:
-    """Say whether a reset came on a TCP connection that is not read any more, where nothing else would tell."""
+    """Whether a TCP connection that is no longer read was reset; the transport does not report that."""
     connected = transport.get_extra_info("socket")
     if connected is None or connected.family == socket.AF_UNIX:  # there, writing to a closed peer fails at once
         return False
@@ -46,9 +46,9 @@ def peer_has_reset(transport: asyncio.Transport) -> bool:
 
 
 def everywhere(port: int) -> list[socket.socket]:
-    """Return bound sockets for every address at one port: of IPv4, and of IPv6 where the system has it.
+    """Return sockets bound to every address at one port: of IPv4, and of IPv6 if the system has it.
 
-    Raises OSError where the port can't be had.
+    Raises OSError if the port is not available.
     """
     bound: list[socket.socket] = []
     try:
@@ -58,7 +58,7 @@ def everywhere(port: int) -> list[socket.socket]:
                 bound.append(listening)
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
-                    # Callers by IPv4 come by the other socket, under the addresses that they have.
+                    # IPv4 callers use the other socket, so their addresses are not mapped to IPv6.
                     listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 listening.bind((host, port))
                 port = listening.getsockname()[1]
@@ -75,10 +75,10 @@ def everywhere(port: int) -> list[socket.socket]:
 
 
 def unix_socket(path: str) -> socket.socket:
-    """Return a socket that is connected to a Unix socket; a path that begins with NUL is no file (Linux, unix(7)).
+    """Return a socket connected to a Unix socket; a path that begins with NUL is abstract, not a file (unix(7)).
 
-    That is done at once or not at all: where the other side's queue is full, as where nobody listens, raises OSError.
-    uvloop itself can't connect to a path without a file.
+    It never waits: raises OSError if the other side's queue is full or nothing listens. uvloop itself can't connect to
+    an abstract path.
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connected.setblocking(False)

@@ -1,7 +1,7 @@
-"""One timer for many deadlines, and turns on the loop's thread.
+"""One timer for many deadlines, and fair shares of the loop's thread.
 
 A connection's deadlines are plain numbers; moving one is an assignment. A ticker compares them with the clock a few
-times a second, so a timeout is kept to within one tick, and no request arms or cancels a timer of its own.
+times a second. So timeouts are precise to one tick, and no request sets or cancels a timer of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NEVER = float("inf")
 
 
 class Ticker:
-    """Calls `tick(now)` every `interval` seconds from `start` on, until it returns False. Then `start` again."""
+    """Calls `tick(now)` every `interval` seconds after `start`, until it returns False; then `start` it again."""
 
     def __init__(self, interval: float, tick: Callable[[float], bool], clock: Callable[[], float]) -> None:
         self._interval = interval
@@ -26,12 +26,12 @@ class Ticker:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to tick, unless it does already."""
+        """Begin to tick, unless it ticks already."""
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_later(self._interval, self._run)
 
     def stop(self) -> None:
-        """Tick no more."""
+        """Stop ticking."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -43,14 +43,14 @@ class Ticker:
 
 
 BULK = 64 * 1024
-"""Bytes of one read of a socket from which more is likely to be there: the loop would read on, 8 MiB in one pass."""
+"""After a read of so many bytes the socket probably holds more: the loop would read on, up to 8 MiB in one pass."""
 
 
 class Turns:
-    """Shares the loop's thread among those that have more to do than one step.
+    """Shares the loop's thread among connections that have more than one step of work.
 
-    Each does one step whenever the loop calls it. Of further steps all of them together do as many as fit into
-    `length` seconds in one pass of the loop; then they wait for the next pass, first come, first served.
+    Each does one step whenever the loop calls it. Further steps of all connections together get `length` seconds in one
+    pass of the loop; the rest wait for the next pass, first come, first served.
     """
 
     def __init__(self, length: float, clock: Callable[[], float]) -> None:
@@ -61,7 +61,7 @@ class Turns:
         self._called = False
 
     def over(self) -> bool:
-        """Say whether to `wait` before the next step."""
+        """Whether the caller has to `wait` before its next step."""
         now = self._clock()
         if self._until == NEVER:
             self._until = now + self._length

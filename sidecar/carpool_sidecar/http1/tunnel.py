@@ -1,4 +1,4 @@
-"""Two connections spliced after a switch of protocols: bytes pass both ways, nothing is read in them."""
+"""Two connections spliced after a switch of protocols: bytes pass both ways and are not parsed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Owner(Protocol):
-    """The protocol that a connection spoke before. It keeps the books: what is open, and what is stuck for how long."""
+    """The connection's protocol before the switch. It keeps track of open connections and of peers that don't read."""
 
     @property
     def writable(self) -> bool:
-        """Whether the peer took what was written before."""
+        """Whether the peer has read what was written before."""
 
     def write(self, pieces: list[Buffer]) -> None:
         """Hand pieces to the transport."""
@@ -25,7 +25,7 @@ class Owner(Protocol):
         """Take note that the peer does not read."""
 
     def moved(self) -> None:
-        """Take note that it does again."""
+        """Take note that the peer reads again."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Take the end of the connection."""
@@ -34,9 +34,9 @@ class Owner(Protocol):
 class End(asyncio.Protocol):
     """One of the two connections. What it receives is written to the other one.
 
-    - A peer that does not read pauses the other side, and its owner sets a deadline. Silence has none.
-    - The end of what a peer sends is passed on; the other direction goes on.
-    - A connection that ends without having said so resets the other, so that a part is not taken for the whole.
+    - If a peer does not read, the other side is paused and the owner sets a deadline. Silence has no deadline.
+    - The end of a peer's stream is passed on; the other direction continues.
+    - If a connection is lost before that, the other is reset, so that a part is not taken for the whole.
     """
 
     other: End
@@ -57,7 +57,7 @@ class End(asyncio.Protocol):
         self.other.take(data)
 
     def eof_received(self) -> bool:
-        """Pass on that the peer has sent all; stay open for what it is sent."""
+        """Pass on the end of the peer's stream; stay open for data sent to it."""
         if not self._ended:
             self._ended = True
             self.other.end()
@@ -67,32 +67,32 @@ class End(asyncio.Protocol):
         return True
 
     def end(self) -> None:
-        """Tell the peer that all was sent, behind what waits to be written."""
+        """Send the end of the stream to the peer, after the data that waits to be written."""
         if not self._transport.is_closing() and self._transport.can_write_eof():
             self._transport.write_eof()
 
     def pause_writing(self) -> None:
-        """Let the other side wait."""
+        """Pause the other side."""
         self._owner.stuck()
         self.other.pause()
 
     def resume_writing(self) -> None:
-        """Let it go on."""
+        """Resume the other side."""
         self._owner.moved()
         self.other.resume()
 
     def pause(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if not self._transport.is_closing() and self._transport.is_reading():
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
+        """Resume reading."""
         if not self._transport.is_closing() and not self._ended and not self._transport.is_reading():
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the other side too: after what waits to be written, if this one had sent all."""
+        """End the other side too; if this peer's stream was complete, only after the data that waits to be written."""
         self._lost = True
         if not self.other._lost:  # noqa: SLF001 - the other end, of this class
             self.other._cut(cleanly=self._ended)  # noqa: SLF001 - likewise
@@ -103,7 +103,7 @@ class End(asyncio.Protocol):
             return
         if cleanly:
             self._transport.close()
-            self._owner.stuck()  # closing waits for the peer, but not for ever
+            self._owner.stuck()  # closing waits for the peer, but only for a limited time
         else:
             reset(self._transport)
 
@@ -111,12 +111,12 @@ class End(asyncio.Protocol):
 def splice(
     first: asyncio.Transport, its_owner: Owner, second: asyncio.Transport, other_owner: Owner
 ) -> tuple[End, End]:
-    """Connect two transports, and read on from both. Their owners receive no more data."""
+    """Connect two transports, and continue to read both. Their owners receive no more data."""
     one, two = End(first, its_owner), End(second, other_owner)
     one.other, two.other = two, one
     for end, transport, owner in ((one, first, its_owner), (two, second, other_owner)):
         transport.set_protocol(end)
-        # Neither side owes the other a byte, ever: only the kernel can tell that a peer has vanished.
+        # Neither side has to send anything, so only the kernel can detect that a peer has vanished.
         keep_alive(transport)
         (end.other.resume if owner.writable else end.other.pause)()
     return one, two

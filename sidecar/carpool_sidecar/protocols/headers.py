@@ -104,8 +104,8 @@ IGNORED = (
 )
 IGNORED_PREFIXES = (b"x-b3-", b"x-datadog-", b"x-carpool-")
 
-# Header names seen, as they were spelt, with their lower case and what is done with them. Clients spell a few dozen
-# names; the bound is for clients that invent them.
+# Header names as received, with their lower case and what is done with them. Clients use a few dozen names; the limit
+# is for clients that invent them.
 _MAX_NAMES = 1024
 _IGNORE, _KEEP, _READ, _KEEP_AND_READ = range(4)
 _READ_NAMES = DEADLINES | {b"inference-header-content-length", b"connection", DEBUG, PRIORITY}

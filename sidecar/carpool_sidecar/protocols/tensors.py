@@ -404,7 +404,7 @@ def _cuts(where: str, tensor: Tensor, size: int) -> list[int] | None:
 
 
 def _json(where: str, tensor: Tensor, text: bytes, span: Span, datatype: str, size: int) -> None:
-    """Check that JSON data have as many elements as the shape, flat or nested, and of which kinds."""
+    """Check the number of elements of JSON data, flat or nested, against the shape, and their kinds."""
     data = json_scan.cut(text, span)
     if data[:1] != b"[":
         raise Malformed(f"{where}.data: expected an array, got {json_scan.kind(data)}")

@@ -35,7 +35,7 @@ REFUSED = frozenset({400, 405, 413, 415, 422, 500})
 
 
 class Courier(Protocol):
-    """Who sends trials: the driver's side of them."""
+    """Sends trials: the interface that the driver implements."""
 
     @property
     def limits(self) -> Limits:

@@ -1,4 +1,4 @@
-"""Calls to an upstream: who is told of what."""
+"""Calls to an upstream, and the interfaces that receive their answers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _NO_STATUS = 1000
 class UpstreamError(Exception):
     """A call that got no complete answer.
 
-    `kind` says how: no connection could be made (refused), the upstream closed or reset it (reset), it was silent
-    (timeout), it sent what is no HTTP (protocol), or more than is accepted (too-large);
+    `kind` is the reason: no connection could be made (refused), the upstream closed or reset it (reset), it was silent
+    (timeout), its data were not HTTP (protocol), or it sent more than is accepted (too-large);
     too many calls wait for a connection already (busy), or there is no room to buffer the answer (buffers-full).
-    `answered_bytes`: some of an answer had come, so the upstream has seen the request.
+    `answered_bytes`: some bytes of an answer had arrived, so the upstream has seen the request.
     """
 
     def __init__(self, kind: FailureKind, text: str, *, answered_bytes: bool) -> None:
@@ -41,39 +41,39 @@ class UpstreamError(Exception):
 
     @property
     def status(self) -> int:
-        """What a client is answered."""
+        """The status of the answer to the client."""
         return STATUS.get(self.kind, 502)
 
     @property
     def reason(self) -> str:
-        """The word for machines that goes with it."""
-        # The one budget has the one reason, whichever way the bytes went.
+        """The machine-readable reason in the answer to the client."""
+        # Requests and answers share one budget, so both have the same reason.
         return self.kind if self.kind == "buffers-full" else f"upstream-{self.kind}"
 
 
 class Receiver(Protocol):
-    """Who is told of a call's outcome: exactly one of the two, once, and neither after `Call.cancel`."""
+    """Receives a call's outcome: exactly one of the two methods is called, once, and none after `Call.cancel`."""
 
     def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
-        """Take the whole answer; a large body is a read-only view, so that it is held once."""
+        """Take the whole answer; a large body is a read-only view, so that it is in memory once."""
 
     def failed(self, error: UpstreamError) -> None:
         """Take the failure."""
 
 
 class StreamReceiver(Receiver, Protocol):
-    """Who is told of an answer as it comes.
+    """Receives an answer piece by piece.
 
-    Either `answered`, for an answer that came in one piece, or `head`, any number of `data`, `end`. `failed` may
-    come instead of the first or after any of them but the last. Before all that `interim`, any number of times. A call
-    that offers an upgrade may instead end in `switched`.
+    Either `answered` is called, for an answer that arrived in one piece, or `head`, any number of `data`, then `end`.
+    `failed` may be called instead of the first or after any but the last of these. `interim` may be called any number
+    of times before. A call that offers an upgrade may instead end in `switched`.
     """
 
     def interim(self, status: int, headers: Headers) -> None:
         """Take an interim response (1xx) other than 100 and 101."""
 
     def switched(self, headers: Headers, link: Upstream, rest: bytes) -> None:
-        """Take over the connection: what it speaks from now on is no HTTP. `rest` came behind the head."""
+        """Take over the connection, which no longer carries HTTP. `rest`: bytes received after the head."""
 
     def head(self, status: int, headers: Headers) -> None:
         """Take the answer's head."""
@@ -86,10 +86,10 @@ class StreamReceiver(Receiver, Protocol):
 
 
 class Upload:
-    """In place of a request's body: it will be streamed by `Call.write` and `Call.end`.
+    """Takes the place of a request's body that will be streamed by `Call.write` and `Call.end`.
 
-    `length` is what the head's Content-Length says; None for a head that says chunked. `flow` is told of backpressure;
-    as long as the call waits for a connection, `Call.writable` is False, and `flow` hears when that changes.
+    `length` is the head's Content-Length; None for the chunked coding. `flow` receives backpressure. While the call
+    waits for a connection, `Call.writable` is False; `flow` is called when that changes.
     """
 
     __slots__ = ("flow", "length")
@@ -157,24 +157,24 @@ class Call:
         self.timeout = timeout
         self.upgrade = upgrade
         self.expires = NEVER  # while the call waits for a connection
-        # What was streamed is not kept, so it can't be sent again.
+        # A streamed body is not kept, so it can't be sent again.
         self.retry_stale = retry_stale and not self.uploading
         self.answered_bytes = False
         self.done = False
 
     @property
     def writable(self) -> bool:
-        """Whether `write` goes out at once, without piling up."""
+        """Whether `write` sends at once, without queueing."""
         return self._link is not None and self._link.writable
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of a body that comes in pieces and waits for a connection."""
+        """Bytes of a streamed body that wait for a connection."""
         return sum(map(len, self._pieces)) if self.streaming else 0
 
     @property
     def streaming(self) -> bool:
-        """Whether its body comes, or came, in pieces that nobody holds once they are sent."""
+        """Whether its body is streamed, so that no piece is kept after it was sent."""
         return self._flow is not None
 
     def write(self, chunk: Buffer) -> None:
@@ -202,7 +202,7 @@ class Call:
             self._link.uploaded(self)
 
     def cancel(self) -> None:
-        """Give the call up: its connection closes, its receiver hears nothing more. Ignored once it is over."""
+        """Cancel the call: its connection closes, its receiver is not called any more. Ignored once it is over."""
         if self.done:
             return
         link = self._link
@@ -213,7 +213,7 @@ class Call:
             link.close()
 
     def pause_reading(self) -> None:
-        """Stop reading a streamed answer; what was already read (at most one read of the socket) still comes."""
+        """Stop reading a streamed answer; data already read (at most one read of the socket) are still delivered."""
         if self._link is not None:
             self._link.pause_reading()
 
@@ -225,7 +225,7 @@ class Call:
     # Called by the pool and the connection
 
     def begin(self, link: Upstream) -> None:
-        """Send what there is on this connection."""
+        """Send the available part of the request on this connection."""
         self._link = link
         link.begin(self, self._pieces)
         if not self.retry_stale:
@@ -240,7 +240,7 @@ class Call:
         self._flow = None
 
     def fail(self, kind: FailureKind, text: str) -> None:
-        """Tell the receiver, unless the call is over."""
+        """Report a failure to the receiver, unless the call is over."""
         if self.done:
             return
         self.finish()

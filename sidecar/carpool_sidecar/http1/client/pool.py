@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 class Pool:
     """Connections to one upstream, by TCP (`host`, `port`) or by a Unix socket (`path`).
 
-    The connection used last is used first, so that those beyond the need fall idle and close. A connection is opened
-    when a call finds none idle; at the cap, calls wait, first come, first served, `max_waiting` of them at most and
-    `max_wait` seconds at most.
-    Times are seconds of `clock`, by default the running loop's. `setting` is what people raise to have more
-    connections. `budget` bounds what is held of answers, `turns` what is read of them at a time. Without `reuse`, every
-    call has a connection of its own, which closes after the answer. `shared`: its calls are of callers who must not get
-    each other's answers, so a connection on which the upstream may have left a request's body unread is closed.
+    The connection used last is used first, so that surplus connections fall idle and close. A connection is opened
+    when a call finds none idle. At the cap, calls wait, first come, first served: at most `max_waiting` calls, each for
+    at most `max_wait` seconds.
+    Times are seconds of `clock`, by default the running loop's. `setting` names the setting that allows more
+    connections. `budget` limits the bytes of answers in memory, `turns` how much of them is read at a time. Without
+    `reuse`, every call has a connection of its own, which closes after the answer. `shared`: the calls belong to
+    several callers, and none may get another's answer. So a connection is closed if the upstream may have left a
+    request's body unread on it.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Pool:
 
     @property
     def authority(self) -> bytes:
-        """What a Host header names this upstream."""
+        """The value of a Host header for this upstream."""
         if self._path is not None:
             return b"localhost"
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -91,12 +92,12 @@ class Pool:
 
     @property
     def idle(self) -> int:
-        """How many of them have no call."""
+        """How many open connections have no call."""
         return len(self._idle)
 
     @property
     def free(self) -> bool:
-        """Whether a call would have a connection without waiting for another call's."""
+        """Whether a call would get a connection without waiting for another call to end."""
         return bool(self._idle) or len(self._open) + len(self._connecting) < self._max_connections
 
     @property
@@ -113,12 +114,12 @@ class Pool:
         timeout: float = 60.0,
         retry_stale: bool = False,
     ) -> Call:
-        """Send a request; the answer is buffered and told in one piece. Never blocks, never raises.
+        """Send a request; the answer is buffered and delivered in one piece. Never blocks, never raises.
 
-        `timeout` is how long the upstream may be silent, and the longest wait for a connection. With
-        `retry_stale`, a request that dies on a reused connection before any byte of an answer is sent once more on a
-        new one: upstreams close idle connections at any time, and the two may cross. It may then be served twice.
-        Without it, a request goes over a connection that is new or was used lately (`ClientLimits.fresh`).
+        `timeout` limits the upstream's silence and the wait for a connection, in seconds. With `retry_stale`, a request
+        whose reused connection ends before any byte of an answer is sent once more on a new one. The upstream may have
+        closed the idle connection while the request was on its way. The request may then be served twice. Without it, a
+        request only uses a connection that is new or was used recently (`ClientLimits.fresh`).
         """
         return self._place(Call(self, head, body, receiver, None, timeout=timeout, retry_stale=retry_stale))
 
@@ -132,7 +133,7 @@ class Pool:
         retry_stale: bool = False,
         upgrade: bool = False,
     ) -> Call:
-        """Send a request as `send` does; the answer is told piece by piece, unless it comes in one.
+        """Send a request as `send` does; the answer is delivered piece by piece, unless it arrives in one.
 
         `upgrade`: the request offers to switch protocols; an upstream that does so unasked breaks the protocol.
         """
@@ -141,9 +142,9 @@ class Pool:
         )
 
     async def tunnel(self, *, patience: float) -> Upstream:
-        """Open a connection for bytes that nobody reads here; who takes it passes them on, and closes it.
+        """Open a connection for bytes that are not parsed here; the caller passes them on, and closes it.
 
-        ``patience``: seconds that the upstream may take to read what it is sent. Raises ``UpstreamError``.
+        ``patience``: seconds that the upstream may take to read data sent to it. Raises ``UpstreamError``.
         """
         if self._closed or len(self._open) + len(self._connecting) >= self._max_connections:
             text = (
@@ -193,7 +194,7 @@ class Pool:
         if self._waiting:
             self._waiting.popleft().begin(link)
         elif not self.reuse:
-            link.close()  # its call was given up while it was opened
+            link.close()  # its call was cancelled while it was opened
         else:
             link.deadline = self.clock() + self._idle_timeout
             self._idle.append(link)
@@ -207,7 +208,7 @@ class Pool:
             self._connect_as_needed()
 
     def retry(self, call: Call) -> None:
-        """Send a call again, before all that wait; the connections idle now are as old as the one it died on."""
+        """Send a call again on a new connection, before all waiting calls: idle connections may be stale, too."""
         call.unlink()
         call.expires = self.clock() + self._wait(call)
         for link in tuple(self._idle):
@@ -216,7 +217,7 @@ class Pool:
         self._connect_as_needed()
 
     def withdraw(self, call: Call) -> None:
-        """Take a cancelled call out of the queue, unless it was refused a place in it."""
+        """Remove a cancelled call from the queue, unless the full queue had refused it."""
         with suppress(ValueError):
             self._waiting.remove(call)
 
@@ -241,11 +242,11 @@ class Pool:
         return call
 
     def _wait(self, call: Call) -> float:
-        """Seconds that a call may wait for a connection."""
+        """Return the seconds that a call may wait for a connection."""
         return min(call.timeout, self._max_wait)
 
     def _fresh(self, link: Upstream) -> bool:
-        """Whether an idle connection was used so lately that the upstream has hardly closed it meanwhile."""
+        """Whether an idle connection was used so recently that the upstream has hardly closed it since."""
         return self.clock() - (link.deadline - self._idle_timeout) < self.limits.fresh
 
     def _connect_as_needed(self) -> None:
@@ -267,12 +268,12 @@ class Pool:
             assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
             self._connecting.discard(task)
         if failure is not None and self._waiting:
-            # One attempt, one call: those behind it have attempts of their own, or get them now.
+            # Each attempt serves one call: the calls behind it have their own attempts, or get them now.
             self._waiting.popleft().fail(*failure)
         self._connect_as_needed()
 
     async def _open_link(self, made: Callable[[], Upstream]) -> tuple[FailureKind, str] | None:
-        """Open a connection; return why there is none."""
+        """Open a connection; return the reason if that fails."""
         try:
             async with asyncio.timeout(self._connect_timeout):
                 if self._path is not None:
@@ -288,9 +289,9 @@ class Pool:
         return None
 
     async def _connect_here(self, made: Callable[[], Upstream]) -> None:
-        """Connect to this machine, by either family: a server at ``::`` need not listen on IPv4.
+        """Connect to this machine by IPv4 or IPv6: a server at ``::`` need not listen on IPv4.
 
-        Without a resolver, which takes a thread for each connection.
+        It uses no resolver, which would take a thread for each connection.
         """
         try:
             await self._loop.create_connection(made, "127.0.0.1", self._port)

@@ -1,4 +1,4 @@
-"""The client's side of one connection: one call at a time, its answer told to its receiver."""
+"""The client's side of one connection: one call at a time, its answer passed to its receiver."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Upstream(asyncio.Protocol):
         self._call: Call | None = None
         self._used = False  # an earlier call was answered here: the upstream may be about to close
         self._body = BodyReader(0)  # of the answer being read
-        # Upstreams answer with the same head again and again, to whomever: the last one, as it came and as it was read.
+        # Upstreams repeat the same head for all callers, so the last one is kept as received and as parsed.
         self._last = b""
         self._last_response: ResponseHead | None = None
         self._held = 0  # bytes of the answer that are counted as held
-        self._waiting_bytes = 0  # bytes of a streamed request that the upstream has not taken, likewise
-        self._rest = b""  # what is read once others had their turn
+        self._waiting_bytes = 0  # bytes of a streamed request that the upstream has not read, likewise
+        self._rest = b""  # data to read after the other connections had their turn
         self._yielded = False  # others have their turn
         self._flow_paused = False
-        self._patience = 0.0  # for what stands behind a tunnel and does not read
+        self._patience = 0.0  # seconds for an upstream behind a tunnel that does not read
         self.deadline = NEVER
         self.writable = True
         self._reset()
@@ -58,8 +58,8 @@ class Upstream(asyncio.Protocol):
         self._buffer = b""
         self._check: HeadCheck | None = None
         self._response: ResponseHead | None = None
-        self._told = False  # the receiver knows the head: the answer comes in pieces
-        self._interim = 0  # responses that came before the answer
+        self._told = False  # the receiver has got the head: the answer is streamed
+        self._interim = 0  # interim responses before the answer
 
     # Called by the transport
 
@@ -74,7 +74,7 @@ class Upstream(asyncio.Protocol):
         """Take what the upstream sent."""
         call = self._call
         if call is None:
-            self.close()  # nobody asked: whatever this is, it would be read as the next call's answer
+            self.close()  # there was no request: the data would be read as the next call's answer
             return
         call.answered_bytes = True
         self._read(call, data)
@@ -106,7 +106,7 @@ class Upstream(asyncio.Protocol):
     # Called by the pool
 
     def begin(self, call: Call, pieces: list[Buffer]) -> None:
-        """Send a call, or as much of it as there is."""
+        """Send a call, or the part of it that is available."""
         self._call = call
         # While the request is not complete, the upstream may rightly be silent.
         self.deadline = NEVER if call.uploading else self._clock() + call.timeout
@@ -121,18 +121,18 @@ class Upstream(asyncio.Protocol):
             self._fail("timeout", f"the upstream was silent for {call.timeout:g} s")
 
     def weigh(self) -> None:
-        """Count what the upstream does not take, of a request that is not held anyway until it is answered."""
+        """Count bytes that the upstream has not read, unless the request is kept until it is answered anyway."""
         call = self._call
         waiting = self.transport.get_write_buffer_size() if call is None or call.streaming else 0
         self._budget.held += waiting - self._waiting_bytes
         self._waiting_bytes = waiting
 
     def abandon(self, text: str) -> None:
-        """Cut, and tell the receiver if there is a call."""
+        """Cut the connection, and report the failure to the receiver if there is a call."""
         self._fail("reset", text)
 
     def close(self) -> None:
-        """Cut, and tell nobody."""
+        """Cut the connection without a report to the receiver."""
         self._call = None
         self._let_go()
         self._pool.forget(self)
@@ -170,12 +170,12 @@ class Upstream(asyncio.Protocol):
     # Called by a tunnel
 
     def stuck(self) -> None:
-        """Give an upstream on the other side of a tunnel time to read."""
+        """Set a deadline by which an upstream on the other side of a tunnel has to read."""
         self.writable = False
         self.deadline = self._clock() + self._patience
 
     def moved(self) -> None:
-        """Take note that it has read."""
+        """Take note that the upstream has read."""
         self.writable = True
         self.deadline = NEVER
 
@@ -197,7 +197,7 @@ class Upstream(asyncio.Protocol):
             self.deadline = self._clock() + call.timeout
 
     def _go_on(self) -> None:
-        """Read on, first in what came earlier."""
+        """Resume reading, first the data that arrived earlier."""
         data, self._rest = self._rest, b""
         self._yielded = False
         call = self._call
@@ -206,7 +206,7 @@ class Upstream(asyncio.Protocol):
         self._sync_reading()
 
     def _read_head(self, call: Call, data: bytes) -> None:
-        # Whether there is a body depends on the method, which for those kept was another than HEAD.
+        # Whether there is a body depends on the method. Heads are only kept for methods other than HEAD.
         if (last := self._last_response) is not None and data.startswith(self._last) and not call.method:
             self._accept(call, last, data, len(self._last))
             return
@@ -242,7 +242,7 @@ class Upstream(asyncio.Protocol):
             self._hear(call)
             if call.streamed is not None and response.status != 100:
                 call.streamed.interim(response.status, response.headers)
-                if self._call is not call:  # cancelled by what it was told
+                if self._call is not call:  # its receiver has cancelled it
                     return
         if size <= LONGEST_KEPT and not call.method:
             self._last, self._last_response = raw, response
@@ -270,7 +270,7 @@ class Upstream(asyncio.Protocol):
             pieces: list[Buffer] = []
             position = body.read(data, position, pieces)
             if body.complete and position < len(data):
-                # The answer is good. What comes behind it is nobody's, and so is what this connection would bring next.
+                # The answer is good. The data behind it belong to no call, so the connection can't be used again.
                 position = len(data)
                 response = response._replace(keep_alive=False)
             if call.streamed is None or (body.complete and not self._told):
@@ -290,7 +290,7 @@ class Upstream(asyncio.Protocol):
                 return
 
     def _keep(self, call: Call, response: ResponseHead, pieces: list[Buffer]) -> None:
-        """Keep what was read of an answer that is told in one piece."""
+        """Keep data of an answer that is delivered in one piece."""
         body, budget = self._body, self._budget
         try:
             body.keep(pieces)
@@ -309,18 +309,18 @@ class Upstream(asyncio.Protocol):
                 call.receiver.answered(response.status, response.headers, whole)
 
     def _tell(self, call: Call, receiver: StreamReceiver, response: ResponseHead, pieces: list[Buffer]) -> None:
-        """Tell what was read of an answer that is told as it comes."""
+        """Pass data of a streamed answer to the receiver."""
         if not self._told:
             self._told = True
             receiver.head(response.status, response.headers)
-        if pieces and self._call is call:  # not cancelled by what it was told
+        if pieces and self._call is call:  # its receiver has not cancelled it
             receiver.data(bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces))
         if self._body.complete and self._call is call:
             self._done(call, response)
             receiver.end()
 
     def _join(self) -> bytes | memoryview:
-        """Return the body that was kept. A large one is counted as held for as long as a piece of it is."""
+        """Return the kept body. A large one stays counted in the budget for as long as a piece of it lives."""
         whole = self._body.join()
         self._let_go()
         if counts_itself(whole):
@@ -328,13 +328,13 @@ class Upstream(asyncio.Protocol):
         return whole
 
     def _let_go(self) -> None:
-        """Count nothing as held for this connection, and keep nothing."""
+        """Release all data kept for this connection, and return their bytes to the budget."""
         self._budget.held -= self._held + self._waiting_bytes
         self._held = self._waiting_bytes = 0
         self._body.drop()
 
     def _switch(self, call: Call, response: ResponseHead, rest: bytes) -> None:
-        """Hand the connection over: what it speaks from now on is no HTTP."""
+        """Hand the connection over to the receiver; it no longer carries HTTP."""
         if not call.upgrade or call.streamed is None:
             raise HttpError(502, "unasked-upgrade", "the upstream switched protocols without being asked")
         self._call = None
@@ -344,13 +344,13 @@ class Upstream(asyncio.Protocol):
         call.streamed.switched(response.headers, self, rest)
 
     def _done(self, call: Call, response: ResponseHead) -> None:
-        """Make the connection free, or close it where it can't serve another call."""
+        """Make the connection free, or close it if it can't serve another call."""
         reusable = (
             self._pool.reuse
             and response.keep_alive
             and response.status < call.unread_from
             and not call.uploading
-            and self.transport.get_write_buffer_size() == 0  # the upstream has not read what is not sent
+            and self.transport.get_write_buffer_size() == 0  # unsent data: the upstream has not read all of the request
         )
         call.finish()
         self._pool.answers += 1
@@ -407,14 +407,14 @@ class Upstream(asyncio.Protocol):
 
 
 class Tunnel(Upstream):
-    """A connection that serves no calls: all bytes of another one pass through it."""
+    """A connection that serves no calls, but carries all bytes of another connection."""
 
     def __init__(self, pool: Pool, patience: float) -> None:
         super().__init__(pool)
         self._patience = patience
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; what the upstream sends waits until there is somebody to take it."""
+        """Begin; data from the upstream wait until the tunnel is connected."""
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=self._pool.limits.write_buffer_bytes)
         self.transport.pause_reading()

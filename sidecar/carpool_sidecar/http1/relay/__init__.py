@@ -1,1 +1,1 @@
-"""What goes from the server to an upstream as it comes: forwarded requests, and other protocols."""
+"""Relays from the server to an upstream without buffering: forwarded requests, and other protocols."""

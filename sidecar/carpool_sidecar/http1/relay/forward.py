@@ -1,4 +1,4 @@
-"""Passing an exchange on to an upstream, both ways at once, as it comes."""
+"""Forwards an exchange to an upstream, in both directions at once, without waiting for complete bodies."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ _RETRY_AFTER = [(b"retry-after", b"1")]
 
 
 class Forwarding:
-    """One exchange on its way through; it receives the upstream's answer and hands it to the client.
+    """One forwarded exchange; it receives the upstream's answer and passes it to the client.
 
-    Host and all end-to-end fields go on as sent; those of one hop are dropped. Nothing is added. Interim responses are
-    passed on. An offer to switch protocols is, too, and if the upstream takes it, all bytes pass from then on, both
-    ways. An upstream that fails before its answer began is answered for with a JSON error (502, 503, 504); one that
-    fails later costs the client its connection, so that no part is taken for the whole.
+    - Host and all end-to-end fields are passed on unchanged; hop-by-hop fields are dropped. Nothing is added.
+    - Interim responses and offers to switch protocols are passed on. If the upstream switches, all bytes pass from then
+      on, in both directions.
+    - If the upstream fails before its answer began, the client gets a JSON error (502, 503, 504). If it fails later,
+      the client's connection is cut, so that a part is not taken for the whole.
 
-    `short`: the answer is a small one, so it is buffered, and a client that reads slowly occupies no connection.
+    `short`: the answer is small, so it is buffered, and a client that reads slowly occupies no connection.
     """
 
     __slots__ = ("_call", "_exchange", "_pool", "_short", "_switching", "_timeout")
@@ -63,9 +64,9 @@ class Forwarding:
     # Called by the application
 
     def begin(self, *, whole: bool = True) -> None:
-        """Choose how the request is read (in `Application.head`): a small one whole, a larger one as it comes.
+        """Choose how the request is read (in `Application.head`): a small one is buffered, a larger one streamed.
 
-        Not `whole`, or without room for it: a small one as it comes, too.
+        If not `whole`, or without memory for it, a small one is streamed, too.
         """
         exchange = self._exchange
         if exchange.method in COUNTED and hops_left(exchange.headers) == 0:
@@ -82,7 +83,7 @@ class Forwarding:
         return True
 
     def upload(self, uplink: Upload) -> Call:
-        """Pass on a request that comes in pieces."""
+        """Pass on a streamed request."""
         framing = CHUNKED if uplink.length is None else content_length(uplink.length)
         return self._send(uplink, framing, retry_stale=False)
 
@@ -94,7 +95,7 @@ class Forwarding:
         self._send(exchange.body, framing, retry_stale=exchange.method in _IDEMPOTENT)
 
     def cancel(self) -> None:
-        """Give up (in `Application.disconnected`)."""
+        """Cancel the call (in `Application.disconnected`)."""
         if self._call is not None:
             self._call.cancel()
 
@@ -125,7 +126,7 @@ class Forwarding:
         self._exchange.interim(status, forwardable(headers))
 
     def switched(self, headers: Headers, link: Upstream, rest: bytes) -> None:
-        """Pass on that the protocol is another one, and then all bytes."""
+        """Pass on the switch to another protocol, and from then on all bytes."""
         self._exchange.switch(_with_offer(headers), link, rest)
 
     def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
@@ -134,7 +135,7 @@ class Forwarding:
             passed = forwardable(headers) if status != UPGRADE_REQUIRED else _with_offer(headers)
             self._exchange.respond(status, passed, body)
         else:
-            # To HEAD and with 304 an upstream tells the length of a body that it does not send.
+            # In answers to HEAD and in a 304, an upstream states the length of a body that it does not send.
             self.head(status, headers)
             self._exchange.end()
 
@@ -154,7 +155,7 @@ class Forwarding:
         self._exchange.end()
 
     def failed(self, error: UpstreamError) -> None:
-        """Answer for the upstream, or cut what it has left incomplete."""
+        """Answer with an error; or cut the connection if an incomplete answer was already sent."""
         exchange = self._exchange
         if exchange.started:
             exchange.abort()
@@ -165,21 +166,21 @@ class Forwarding:
     # Called when the client reads too slowly
 
     def pause_writing(self) -> None:
-        """Let the upstream wait."""
+        """Stop reading from the upstream."""
         if self._call is not None:
             self._call.pause_reading()
 
     def resume_writing(self) -> None:
-        """Let it go on."""
+        """Resume reading from the upstream."""
         if self._call is not None:
             self._call.resume_reading()
 
 
 class _Uplink:
-    """Hands the body of a request on as it comes, at the upstream's pace.
+    """Passes on the body of a request as it arrives, at the upstream's pace.
 
-    A connection is taken once there is something to send: of a body of known length so much that sending it is not
-    what takes the time, of any other the first byte, as its sender may wait for an answer to that.
+    A connection is taken once there is enough to send. For a body of known length, that is so much that sending it is
+    not the slow part. For any other, it is the first byte, because the client may wait for an answer to it.
     """
 
     __slots__ = ("_call", "_charged", "_exchange", "_first", "_forwarding", "_size")
@@ -188,7 +189,7 @@ class _Uplink:
         self._forwarding = forwarding
         self._exchange = exchange
         self._call: Call | None = None
-        self._first: list[bytes] = []  # what came before there was a call
+        self._first: list[bytes] = []  # pieces that arrived before there was a call
         self._size = 0
         self._charged = 0
 

@@ -1,4 +1,4 @@
-"""What HTTP asks of an intermediary beyond passing on: hops that are counted, and offers to switch protocols. Pure."""
+"""Duties of an HTTP intermediary beyond forwarding: hop counts, and offers to switch protocols. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from carpool_sidecar.http1.messages import Added, Headers, find, tokens
 COUNTED = frozenset({b"TRACE", b"OPTIONS"})
 """Methods whose hops may be limited."""
 _MOST_DIGITS = 9
-# What a TRACE is for: the hops that a request took, and what they made of it. All else may be a secret by any name.
+# The fields that TRACE is for: they show the hops of a request. Any other field may contain a secret.
 _TRACED = frozenset(
     {
         b"accept", b"accept-encoding", b"accept-language", b"connection", b"content-length", b"forwarded", b"host",
@@ -18,7 +18,7 @@ _METHODS = (b"allow", b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, TRACE")
 
 
 def hops_left(headers: Headers) -> int | None:
-    """Return how many more intermediaries may pass on a TRACE or OPTIONS (RFC 9110, 7.6.2); None: nothing limits it."""
+    """Return how many more intermediaries may pass on a TRACE or OPTIONS (RFC 9110, 7.6.2); None: no limit."""
     values = [value for name, value in headers if name.lower() == b"max-forwards"]
     if len(values) != 1 or not values[0].isdigit() or len(values[0]) > _MOST_DIGITS:
         return None
@@ -28,7 +28,7 @@ def hops_left(headers: Headers) -> int | None:
 def final_answer(method: bytes, target: bytes, headers: Headers) -> tuple[Headers, bytes]:
     """Return headers and body of a 200 to a TRACE or OPTIONS that ends here.
 
-    A TRACE is answered with the request as it came (RFC 9110, 9.3.8), without what may be a secret.
+    A TRACE is answered with the request as received (RFC 9110, 9.3.8), without fields that may contain secrets.
     """
     if method == b"OPTIONS":
         return [_METHODS], b""
@@ -43,7 +43,7 @@ def one_hop_less(headers: Headers, left: int) -> Headers:
 
 
 def upgrade_fields(headers: Headers) -> Added:
-    """Return the fields that pass on the Upgrade of an answer, if it has one: in a 101 and in a 426."""
+    """Return the fields that pass on the Upgrade of an answer (101 or 426), if it has one."""
     protocols = find(headers, b"upgrade")
     named = (value for name, value in headers if name.lower() == b"connection")
     if protocols is None or b"upgrade" not in tokens(b",".join(named)):

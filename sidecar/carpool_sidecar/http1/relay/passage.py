@@ -1,4 +1,4 @@
-"""Connections that speak something else than HTTP/1.1: passed through as they are, to a connection of their own."""
+"""Connections with other protocols than HTTP/1.1: each is passed through unchanged over its own connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Passage:
-    """One such connection on its way to the upstream. Where that can't be reached, it is cut."""
+    """One such connection to the upstream. It is cut if the upstream can't be reached."""
 
     __slots__ = ("_exchange", "_pool", "_task", "_timeout")
 
@@ -24,17 +24,17 @@ class Passage:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Ask for a connection; until it is there, the client has to wait with more than it has sent."""
+        """Ask for a connection; until it is open, no further data of the client are read."""
         if self._exchange.await_switch():
             self._task = asyncio.get_running_loop().create_task(self._connect())
         else:
             self._exchange.abort()
 
     def request(self) -> None:
-        """Nothing of it is read."""
+        """Do nothing: no request is parsed."""
 
     def cancel(self) -> None:
-        """Give up."""
+        """Cancel the attempt to connect."""
         if self._task is not None:
             self._task.cancel()
 

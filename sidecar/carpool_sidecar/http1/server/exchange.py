@@ -1,4 +1,4 @@
-"""What an application sees of the server: a request, and the means to answer it."""
+"""The server's interface for applications: a request, and the methods to answer it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KEEP_ALIVE = (b"connection", b"keep-alive")
 
 
 class Application(Protocol):
-    """What a server calls. Every exchange that reached `head` ends in exactly one of `sent` and `disconnected`."""
+    """Called by a server. Every exchange that reached `head` ends in exactly one of `sent` and `disconnected`."""
 
     def head(self, exchange: Exchange) -> None:
         """Take note of a request's head; its body has not been read.
@@ -48,7 +48,7 @@ class Application(Protocol):
     def sent(self, exchange: Exchange) -> None:
         """Take note that the answer's last byte went to the transport.
 
-        The server itself may have answered (400, 408, 413, 503); `exchange.status` tells.
+        The server itself may have answered (400, 408, 413, 503): see `exchange.status`.
         """
 
     def disconnected(self, exchange: Exchange) -> None:
@@ -75,10 +75,10 @@ class Sink(Protocol):
 
 
 class Overflow(Protocol):
-    """What is asked when a body can't be buffered."""
+    """Called when a body can't be buffered."""
 
     def __call__(self, exchange: Exchange, *, too_large: bool) -> bool:
-        """Choose a sink, which gets what was collected, and return True; False: refuse the request.
+        """Choose a sink, which gets the data collected so far, and return True; False: refuse the request.
 
         ``too_large``: the body is over its limit, and would be at any other time.
         """
@@ -87,9 +87,9 @@ class Overflow(Protocol):
 class Exchange:
     """One request and its answer.
 
-    `context` is the application's. `body` is complete when `Application.request` is called: bytes, or for a large one a
-    read-only view, so that it is held once. `received_at` is then the clock's time of its last byte, `sent_at` that of
-    handing the answer's last byte to the transport (seconds).
+    `context` belongs to the application. `body` is complete when `Application.request` is called: bytes, or for a large
+    one a read-only view, so that it is in memory once. `received_at` is then the clock's time of its last byte,
+    `sent_at` the time when the answer's last byte was handed to the transport (seconds).
     """
 
     __slots__ = (
@@ -193,8 +193,7 @@ class Exchange:
     def buffer(self, limit: int, overflow: Overflow | None = None) -> None:
         """Collect the body, of at most `limit` bytes; a larger one is answered with 413 by the server.
 
-        One that does not fit beside all others that the server holds is answered with 503. In place of either answer
-        `overflow` is asked first.
+        If the server's memory for bodies is used up, the answer is 503. Before either answer `overflow` is called.
         """
         self.limit = limit
         self.overflow = overflow
@@ -211,14 +210,14 @@ class Exchange:
         return not self.ended and self._connection.charge(self, extra)
 
     def refund(self, count: int) -> None:
-        """Count so many of the charged bytes as held no more."""
+        """Return `count` charged bytes to the budget."""
         if not self.ended:
             self._connection.refund(self, count)
 
     def await_switch(self) -> bool:
-        """Let nothing behind this request be read until it is answered, since that may change the protocol.
+        """Read nothing after this request until it is answered, since the answer may change the protocol.
 
-        Return False if a switch is not possible: earlier requests are to be answered first.
+        Return False if a switch is not possible because earlier requests have to be answered first.
         """
         return self._connection.await_switch(self)
 
@@ -239,7 +238,7 @@ class Exchange:
 
     @property
     def writable(self) -> bool:
-        """Whether what is written goes out at once, without piling up."""
+        """Whether written data are sent at once, without queueing."""
         return not self.ended and self._held is None and self._connection.writable
 
     def respond(self, status: int, headers: Headers, body: Body = b"") -> None:
@@ -278,7 +277,7 @@ class Exchange:
         self._connection.switch(self, encode_response_head(101, headers), upstream, rest)
 
     def splice(self, upstream: Upstream) -> None:
-        """Pass all bytes between the client and this connection, after `await_switch`, without a word of ours."""
+        """Pass all bytes between the client and this connection, after `await_switch`; nothing is added."""
         if self.ended:
             upstream.close()
             return
@@ -290,7 +289,7 @@ class Exchange:
         """Begin an answer that comes in pieces: `write` them, then `end`.
 
         `length` is the body's length in bytes. With None the chunked coding is used, or, for HTTP/1.0, the close of
-        the connection marks the end. For HEAD it is what GET would have. `flow` is told of backpressure, maybe at once.
+        the connection marks the end. For HEAD it is the length for GET. `flow` receives backpressure, maybe at once.
         """
         if self.ended:
             return
@@ -339,7 +338,7 @@ class Exchange:
             raise RuntimeError("an answer was begun already")
         added: Added = ()
         if length is not None:
-            if status != 204 and (length or status != 304):  # a 304 would tell the length of what it does not send
+            if status != 204 and (length or status != 304):  # a 304 would state the length of a body it does not send
                 added = (content_length(length),)
         elif self._head.minor_version and has_body(self.method, status):
             added = (CHUNKED,)
@@ -368,15 +367,15 @@ class Exchange:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that were written before the turn to be answered had come."""
+        """Bytes that were written before it was this exchange's turn to be answered."""
         return sum(map(len, self._held)) if self._held else 0
 
     def hold(self) -> None:
-        """Keep what is written: an earlier request of the connection is not answered yet."""
+        """Keep written data: an earlier request of the connection is not answered yet."""
         self._held = []
 
     def release(self) -> None:
-        """Write what was held; from now on nothing is."""
+        """Write the kept data; later data are written at once."""
         held, self._held = self._held, None
         if held:
             self._connection.write(held)

@@ -1,4 +1,4 @@
-"""Requests on their way in: bytes become exchanges, and what can't be read is refused."""
+"""Incoming requests: bytes become exchanges, and malformed requests are refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Incoming:
         return False
 
     def _parse(self, connection: Connection, data: bytes) -> None:
-        """Read what is here, and yield where that takes longer than a turn."""
+        """Read the data, and yield to other connections if that takes longer than a turn."""
         self._parsing = True
         wire, intake, outgoing = self._wire, self._intake, self._outgoing
         position, end = 0, len(data)
@@ -133,7 +133,7 @@ class Incoming:
         self.sync_reading()
 
     def catch_up(self, connection: Connection) -> None:
-        """Read on in what came while there were too many requests, or a client that did not read its answers."""
+        """Read the data that arrived while there were too many requests or unread answers."""
         if self._parsing:
             return
         if self._wire.unread and self._wire.phase < _ENDING and not self._yielded:
@@ -142,7 +142,7 @@ class Incoming:
             self.sync_reading()
 
     def go_on(self, connection: Connection) -> None:
-        """Read on in what came earlier: others had their turn."""
+        """Read the data that arrived earlier: the other connections had their turn."""
         self._yielded = False
         if self._wire.unread and self._wire.phase < _ENDING:
             self._read_on(connection)
@@ -186,7 +186,7 @@ class Incoming:
         return stop
 
     def _begin_body(self, exchange: Exchange, head: RequestHead, *, awaited: bool) -> None:
-        """Ask the application what to do with a body, of which no byte is here yet if it is awaited."""
+        """Ask the application what to do with a body; `awaited`: no byte of it has arrived yet."""
         intake = self._intake
         intake.begin(exchange, head.length)
         self._patience.await_body(self._clock())
@@ -204,7 +204,7 @@ class Incoming:
             self._outgoing.advance(exchange)
 
     def _read_body(self, exchange: Exchange, data: bytes, position: int) -> int:
-        """Read on in a body; return where it, or the data, ended."""
+        """Continue to read a body; return where the body or the data end."""
         stop = self._intake.read(exchange, data, position)
         if self._intake.complete:
             self._intake.end(exchange)
@@ -256,7 +256,7 @@ class Incoming:
             self.sync_reading()
 
     def refuse(self, connection: Connection, refusal: HttpError) -> None:
-        """Answer, in its turn, what could not be read as a request."""
+        """Answer a malformed request with an error, after the answers to earlier requests."""
         self._wire.move_to(Phase.REFUSED)
         self._patience.deadline = NEVER
         exchange = Exchange(connection, UNREAD, 0)
@@ -282,7 +282,7 @@ class Incoming:
             wire.writable
             and not self._intake.paused
             and not self._yielded
-            # With nothing in store one more read does no harm, and tells when the client leaves.
+            # If nothing is unread, one more read does no harm, and it detects that the client leaves.
             and (not wire.unread or len(self._outgoing.queue) < self._outgoing.limit)
             and self._discarded <= self._limits.drain_bytes
         )

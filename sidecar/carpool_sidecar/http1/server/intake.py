@@ -1,4 +1,4 @@
-"""The body that a connection is reading: where its bytes go, and what is counted as held of it."""
+"""The body that a connection is reading: where its bytes go, and how many are counted in the budget."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Intake:
         return (
             self._reader.remaining is not None
             and self._reader.remaining <= self._drained
-            # A client told to wait may send the body or not; both are legal, so what follows would be a guess.
+            # A client that waits for 100 Continue may send the body or not, so the next bytes are ambiguous.
             and self.continue_for is not self.exchange
         )
 

@@ -1,4 +1,4 @@
-"""Answers on their way out, in the order of their requests."""
+"""Outgoing answers, in the order of their requests."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Server:
         self._listeners.clear()
 
     def close_idle(self) -> None:
-        """Close the connections that wait for a next request."""
+        """Close the connections that wait for their next request."""
         for connection in tuple(self._connections):
             if connection.idle:
                 connection.close()
@@ -131,14 +131,14 @@ class Server:
         self.waited_for = True
         while self.busy:
             self._idle.clear()
-            # No transport tells when it has sent its last byte, so that is looked at.
+            # Transports don't report when they have sent their last byte, so this polls.
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.limits.tick):
                     await self._idle.wait()
         self.waited_for = False
 
     def abort(self) -> None:
-        """Cut every connection, whatever is under way."""
+        """Cut every connection, with all requests in progress."""
         for connection in tuple(self._connections):
             connection.abort()
 
@@ -185,7 +185,7 @@ class Server:
         return False
 
     def _make_room(self, now: float) -> None:
-        """Give up the client that holds most without moving, if somebody found no room since the last tick."""
+        """Cut the stalled client that uses most memory, if a request found no room since the last tick."""
         if not self.budget.short and self.budget.held <= self.budget.limit:
             return
         self.budget.short = False
