@@ -72,7 +72,7 @@ class Changes:
                 why = f"generation {change.generation} is not newer than {newest}, the newest so far: sign a larger one"
                 raise Refused("older", why)  # noqa: TRY301 - handled like all others
         except Refused as refused:
-            self._tell(refused)
+            self._report(refused)
             raise
         self.newest, self._in_force = change.generation, change
         if change.keys:
@@ -98,14 +98,14 @@ class Changes:
             if found.body is None or found.signature is None:
                 missing = found.error or f"{BODY if found.body is None else SIGNATURE} is not there"
                 refused = Refused("content", f"{self._directory}: {missing}: both files are of one ConfigMap")
-                self._tell(refused)
+                self._report(refused)
                 raise refused
             self.take(found.body, found.signature)
         except Refused as refused:
             if refused.reason != "older":  # a mounted ConfigMap is up to a minute behind pushes
                 self.error = str(refused)
 
-    def _tell(self, refused: Refused) -> None:
+    def _report(self, refused: Refused) -> None:
         self.rejected[refused.reason] += 1
         count = self.rejected[refused.reason]
         if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: anyone who reaches the port can send wrong ones

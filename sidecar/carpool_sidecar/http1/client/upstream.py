@@ -58,7 +58,7 @@ class Upstream(asyncio.Protocol):
         self._buffer = b""
         self._check: HeadCheck | None = None
         self._response: ResponseHead | None = None
-        self._told = False  # the receiver has got the head: the answer is streamed
+        self._streaming = False  # the receiver has got the head: the answer is streamed
         self._interim = 0  # interim responses before the answer
 
     # Called by the transport
@@ -273,10 +273,10 @@ class Upstream(asyncio.Protocol):
                 # The answer is good. The data behind it belong to no call, so the connection can't be used again.
                 position = len(data)
                 response = response._replace(keep_alive=False)
-            if call.streamed is None or (body.complete and not self._told):
+            if call.streamed is None or (body.complete and not self._streaming):
                 self._keep(call, response, pieces)
             else:
-                self._tell(call, call.streamed, response, pieces)
+                self._deliver(call, call.streamed, response, pieces)
             if self._call is not call or (position == len(data) and position < BULK):
                 return
             # One read may hold 40,000 chunks; a large one has more behind it.
@@ -308,10 +308,10 @@ class Upstream(asyncio.Protocol):
                 self._done(call, response)
                 call.receiver.answered(response.status, response.headers, whole)
 
-    def _tell(self, call: Call, receiver: StreamReceiver, response: ResponseHead, pieces: list[Buffer]) -> None:
+    def _deliver(self, call: Call, receiver: StreamReceiver, response: ResponseHead, pieces: list[Buffer]) -> None:
         """Pass data of a streamed answer to the receiver."""
-        if not self._told:
-            self._told = True
+        if not self._streaming:
+            self._streaming = True
             receiver.head(response.status, response.headers)
         if pieces and self._call is call:  # its receiver has not cancelled it
             receiver.data(bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces))
@@ -391,12 +391,12 @@ class Upstream(asyncio.Protocol):
             self._let_go()
             return
         whole = response is not None and response.length == UNTIL_CLOSE and exc is None
-        body = self._join() if whole and not self._told else b""
+        body = self._join() if whole and not self._streaming else b""
         self._let_go()
         if whole and response is not None:
             call.finish()
             self._pool.answers += 1
-            if self._told and call.streamed is not None:
+            if self._streaming and call.streamed is not None:
                 call.streamed.end()
             else:
                 call.receiver.answered(response.status, response.headers, body)
