@@ -159,10 +159,11 @@ def run(
 
 
 def check(config: SidecarConfig, *, listen: str | None = None, admin: str | None = None) -> None:
-    """Check the files and addresses of a configuration; ``listen`` and ``admin`` replace the file's.
+    """Check fixed waits, files and addresses of a configuration; ``listen`` and ``admin`` replace the file's.
 
     Raises ``PolicyError`` naming the field.
     """
+    config.validate_waits()
     _key(config)
     itself.refuse(config.upstream, listen or config.listen, admin or config.admin)
     if config.public_key is not None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from carpool.batching.batcher import Batcher
 from carpool.batching.counters import LATE
 from carpool.batching.requests import Refused
+from carpool.policy.plain import PolicyError
 from carpool_sidecar.admin.app import LOOPBACK, AdminApp
 from carpool_sidecar.admin.changes import Changes
 from carpool_sidecar.admin.health import INTERVAL, Health
@@ -119,6 +120,7 @@ class Sidecar:
         self._readers = 0
         """How often the rules changed for which headers may differ in a batch."""
         self._read(config)
+        self._warn(config)
         self.control = Control(self.driver, config, self.stalls, monotonic, self.log)
         self.file = ConfigFile(path, config, self._configured, self.log) if path is not None else None
         self.authority = None if config.public_key is None else Authority(config.public_key, config.target)
@@ -307,6 +309,7 @@ class Sidecar:
         self.config = config
         self.driver.terms.follow(config.policy)
         self._read(config)
+        self._warn(config)
         self.batcher.admit(config.policy.admission)
         self.batcher.idempotent, self.batcher.undecided = config.policy.idempotent, config.undecided
         self.models.configure(config.policy.models)
@@ -343,6 +346,12 @@ class Sidecar:
         if self.driver.terms.reader.across != {name.encode() for name in config.policy.batch_across}:
             self._readers += 1
             self.driver.terms.reader = Reader(config.policy.batch_across, self._readers)
+
+    def _warn(self, config: SidecarConfig) -> None:
+        try:
+            config.validate_waits()
+        except PolicyError as error:
+            self.log.warning("fixed parameters hold requests until they are late", extra={"error": str(error)})
 
     def _largest(self, model: str) -> int:
         """Return the most rows that a batch of a model may ever have."""

@@ -89,6 +89,15 @@ def test_a_configuration_can_be_checked_without_running(world_config, config_fil
         assert capsys.readouterr().err == says
 
 
+async def test_a_fixed_wait_beyond_the_slo_is_refused_by_the_check_only(world, launch, config_file, capsys):
+    path = config_file(world.config(parameters={"*": {"maxBatch": 1000, "maxWait": "1h"}}))
+    assert main(["--config", str(path), "--check"]) == WRONG_CONFIG
+    assert "parameters[*].maxWait: 1h is not below the SLO" in capsys.readouterr().err
+    # An older version started with it: after an upgrade a pod has to start, too.
+    process, _, _ = await launch(path)
+    assert process.returncode is None
+
+
 def test_a_file_that_is_no_text_is_a_wrong_configuration(tmp_path):
     (tmp_path / "x").write_bytes(b"\xff\xfe")
     assert main(["--config", str(tmp_path / "x"), "--check"]) == WRONG_CONFIG

@@ -141,3 +141,18 @@ async def test_an_upstream_on_a_unix_socket(world, tmp_path):
     await world.model.server.listen_unix(path)
     _, client = await world.start(upstream={"url": f"unix:{path}"})
     assert (await client.predict(b"1")).json == {"predictions": [1]}
+
+
+async def test_a_new_version_with_a_fixed_wait_beyond_the_slo_is_taken_with_a_warning(world, tmp_path, caplog):
+    path = tmp_path / "sidecar.json"
+    first = world.config(parameters={"*": {"maxBatch": 2, "maxWait": "1ms"}})
+    path.write_text(first)
+    sidecar = await world.sidecar(first, path=path)
+    sidecar.file.look()
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+    path.write_text(world.config(parameters={"*": {"maxBatch": 2, "maxWait": "1h"}}))
+    sidecar.file.look()
+    assert sidecar.file.error is None
+    assert sidecar.config.parameters["*"].max_wait == 3600
+    (warned,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert "parameters[*].maxWait: 1h is not below the SLO" in warned.error

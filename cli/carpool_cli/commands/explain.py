@@ -116,7 +116,9 @@ def observe(before: Report | None, after: Report) -> dict[str, Figures]:
     stats = after.stats if before is None else after.stats.since(before.stats)
     seconds = after.uptime_seconds if before is None else after.stats.at - before.stats.at
     return {
-        name: figures_of([model], seconds) for name, model in stats.models.items() if model.arrivals or model.served
+        name: figures_of([model], seconds)
+        for name, model in stats.models.items()
+        if model.arrivals or model.served or any(model.misses.values())
     }
 
 

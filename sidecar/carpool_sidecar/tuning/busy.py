@@ -72,7 +72,7 @@ class BusyMinutes:
         for name, counted in stats.models.items():
             track = self._tracks.get(name)
             seen = Mark(self._looked, NOTHING) if track is None else track.last
-            if (counted.arrivals, counted.served) == (seen.stats.arrivals, seen.stats.served):
+            if _ended(counted) == _ended(seen.stats):
                 continue
             if track is None or counted.arrivals < seen.stats.arrivals:
                 track = self._tracks[name] = Track(Mark(self._looked, NOTHING))
@@ -93,6 +93,11 @@ class BusyMinutes:
     def last(self) -> dict[str, Busy]:
         """Return the last busy minute of each model that ever had a request."""
         return {name: _between(track) for name, track in self._tracks.items()}
+
+
+def _ended(stats: ModelStats) -> tuple[int, int, int]:
+    """Return what grows as long as requests come or end; of failed ones only the misses show that they ended."""
+    return stats.arrivals, stats.served, sum(stats.misses.values())
 
 
 def _between(track: Track) -> Busy:

@@ -111,6 +111,8 @@ def test_what_was_predicted_stands_beside_what_is_so():
     after = replace(before, stats=Stats(at=12.0, models={"m": model, "idle": ModelStats()}))
     observed = observe(before, after)
     assert list(observed) == ["m"]
+    failed = ModelStats(misses={"failed": 3})  # requests that came before the first poll
+    assert observe(before, replace(after, stats=Stats(at=12.0, models={"m": failed})))["m"].miss_share == 1
     said = list(compared(Explanation(True, [Explained("m", 0.0, CHANGED)]), observed, 0.0))
     assert said[0] == "m, observed over 2s (predicted):"
     assert [line.split() for line in said[3:]] == [

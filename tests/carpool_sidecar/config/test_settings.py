@@ -84,7 +84,6 @@ def test_an_onnx_file_names_its_model():
         (plain(parameters={"m": {"maxBatch": 0}}), "parameters[m].maxBatch", ">= 1"),
         (plain(parameters={"m": {}, "*": {"size": 0}}), "parameters[*]", "there are maxBatch"),
         (plain(parameters={"m": 4}), "parameters[m]", "Expected `object`"),
-        (plain(parameters={"*": {"maxWait": "2s"}}), "parameters[*].maxWait", "2s is not below the SLO of 50ms: lower"),
         (plain(shutdown={"lame": "30s"}), "shutdown.limit", "30s leaves no time"),
         (plain(publicKey="beef"), "publicKey", "regex"),
         (plain(changes="/etc/carpool/change"), "changes", "name the publicKey"),
@@ -183,3 +182,13 @@ def test_calls_at_once_are_found_out_where_nobody_says_what_to_begin_with(more, 
     assert parse(json.dumps(steered)).undecided == at_once
     steered["parameters"] = {"*": {**fixed, "maxInFlight": 4}}
     assert parse(json.dumps(steered)).undecided == 0
+
+
+def test_a_fixed_wait_has_to_be_below_the_slo():
+    parse(plain(parameters={"m": {"maxBatch": 2, "maxWait": "49ms"}})).validate_waits()
+    config = parse(plain(parameters={"m": {"maxBatch": 2}, "*": {"maxBatch": 2, "maxWait": "50ms"}}))
+    with pytest.raises(PolicyError, match=r"^parameters\[\*\]\.maxWait: 50ms is not below the SLO of 50ms: lower it$"):
+        config.validate_waits()
+    # These hold no request.
+    parse(plain(parameters={"*": {"maxBatch": 1, "maxWait": "2s"}})).validate_waits()
+    parse(plain(parameters={"*": {"maxBatch": 2, "maxWait": "2s", "passThrough": True}})).validate_waits()

@@ -70,3 +70,14 @@ def test_a_model_that_is_forgotten_is_not_kept():
     minutes = watched([1, 2])
     minutes.look(Stats(200.0), 0.0, lambda _: None)
     assert minutes.last() == {}
+
+
+def test_requests_that_fail_after_the_last_arrival_belong_to_it():
+    minutes = watched([10, 20])
+    failed = ModelStats(arrivals=30, served=20, hits=20, durations=[20] + [0] * len(DURATION_BOUNDS))
+    minutes.look(Stats(102.0, models={"m": failed}), 1e9 + 102, lambda _: None)
+    failed = ModelStats(
+        arrivals=30, served=20, hits=20, misses={"failed": 10}, durations=[20] + [0] * len(DURATION_BOUNDS)
+    )
+    minutes.look(Stats(112.0, models={"m": failed}), 1e9 + 112, lambda _: None)
+    assert minutes.last()["m"].stats.missed == 10
