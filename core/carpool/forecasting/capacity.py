@@ -29,7 +29,7 @@ EXACT = 0.01
 """Relative width of the interval at which the search for the capacity ends."""
 
 SIZES = 2
-"""Sizes compared: those with most rows per second, if two batches fit into the SLO, all larger ones, the smallest."""
+"""Sizes compared: those with most rows per second, if two batches fit into the SLO, all larger ones, one request's."""
 
 SAMPLES = 4
 """Most samples of arrivals played when misses are near the SLO's limit."""
@@ -100,14 +100,16 @@ def candidates(situation: Situation, sizes: Sequence[int], flights: int) -> list
     With one batch in flight no wait adds to the capacity: requests that come during a batch form the next one.
     """
     # Larger batches than were measured may carry more, and replicas are not taken away on a guess.
-    limits, measured = situation.limits, min(max(situation.service.largest_measured, sizes[0]), sizes[-1])
+    service, limits, target = situation.service, situation.limits, situation.target
+    measured = min(max(service.largest_measured, sizes[0]), sizes[-1])
     sizes = [*(size for size in sizes if size < measured), measured]
     waits = limits.waits(WAITS if flights > 1 else WAITS[:1])
     # A request may have to wait for the batch before its own. If both take about the SLO, only playing it decides.
-    able = [size for size in sizes if 2 * situation.service.time(size) <= situation.target] or [min(sizes)]
-    best = sorted(able, key=lambda size: -situation.service.capacity(size, flights))[:SIZES]
-    slower = sorted(size for size in sizes if size > max(able) and situation.service.time(size) <= situation.target)
-    return [Parameters(size, wait, flights) for size in dict.fromkeys((*best, *slower, sizes[0])) for wait in waits]
+    able = [size for size in sizes if 2 * service.time(size) <= target] or [min(sizes)]
+    best = sorted(able, key=lambda size: -service.capacity(size, flights))[:SIZES]
+    slower = [size for size in sizes if size > max(able) and service.time(size) <= target]
+    single = max(min(situation.rows, limits.max_batch), sizes[0])  # without batching, and no request is cut
+    return [Parameters(size, wait, flights) for size in dict.fromkeys((*best, *slower, single)) for wait in waits]
 
 
 def _highest(forecaster: Forecaster, setting: Parameters, low: float, high: float, *, upper: bool = False) -> float:

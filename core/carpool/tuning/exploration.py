@@ -107,9 +107,8 @@ class Exploration:
         more = parameters.max_in_flight > max(service.executors, service.largest_in_flight) and (
             is_known or parameters.max_in_flight > before.max_in_flight
         )
-        credit = max(SPENDS * self.spare, LEAST_CREDIT)
-        beyond, left = below(service, parameters.max_batch), batches_needed(service)
-        self._trial = _Trial(parameters, beyond, now + LASTS, credit, more, left)
+        credit, left = max(SPENDS * self.spare, LEAST_CREDIT), batches_needed(service)
+        self._trial = _Trial(parameters, below(service, parameters.max_batch), now + LASTS, credit, more, left)
         self.candidate = None
 
     def observe(self, now: float, stats: ModelStats, late: float, service: ServiceTime) -> bool:
@@ -161,8 +160,7 @@ class Exploration:
     def is_due(self, rate: float, *, leaves: bool) -> bool:
         """Whether to look for a candidate: on the way to another setting, at a higher load, or with more credit."""
         due = (leaves or rate >= RISE * self._looked_at) and not self.is_under_way
-        if due:
-            self._looked_at = rate
+        self._looked_at = rate if due else self._looked_at
         return due
 
     @property
