@@ -28,7 +28,7 @@ class Figures(Struct, frozen=True, kw_only=True, rename="camel"):
     """Batches by rows."""
     mean_batch: float | None
     device_seconds_per_request: float | None
-    """Only if the counters are those of all models: they share the device."""
+    """Per request that reached the model. Only if the counters are those of all models: they share the device."""
     device_busy_share: float
 
 
@@ -54,7 +54,7 @@ def figures_of(models: list[ModelStats], seconds: float, device_busy: float = 0.
         misses={reason: count for reason, count in sorted(total.misses.items()) if count},
         sizes=dict(sorted(sizes.items())),
         mean_batch=sum(rows * count for rows, count in sizes.items()) / batches if batches else None,
-        device_seconds_per_request=device_busy / total.served if total.served and device_busy else None,
+        device_seconds_per_request=device_busy / total.dispatched if total.dispatched and device_busy else None,
         device_busy_share=device_busy / seconds if seconds else 0.0,
     )
 

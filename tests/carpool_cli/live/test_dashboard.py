@@ -34,6 +34,7 @@ def report(at: float, requests: int = 0, slow: int = 0, **changes: object) -> Re
     durations[18], durations[29] = requests, slow
     model = ModelStats(
         arrivals=requests + slow,
+        dispatched=requests + slow,
         served=requests + slow,
         hits=requests,
         misses={"late": slow},

@@ -8,19 +8,25 @@ BATCHES = [(0, 4, 1, 0, 3, 0.03, 0.0), (0, 1, 1, 0, 1, 0.005, 0.0), (0, 4, 2, 1,
 
 def counted() -> ModelStats:
     durations = [0] * (len(DURATION_BOUNDS) + 1)
-    durations[20] = 13
+    durations[20] = 12
     return ModelStats(
-        arrivals=20, served=13, hits=12, misses={"late": 1, "queue": 2}, cells=BATCHES, durations=durations
+        arrivals=20,
+        dispatched=13,
+        served=12,
+        hits=11,
+        misses={"late": 1, "failed": 1, "queue": 2},
+        cells=BATCHES,
+        durations=durations,
     )
 
 
 def test_counters_become_rates_and_shares():
     figures = figures_of([counted()], 2.0, device_busy=0.5)
-    assert (figures.rate, figures.goodput) == (10.0, 6.0)
-    assert figures.miss_share == 3 / 15
-    assert figures.misses == {"late": 1, "queue": 2}
+    assert (figures.rate, figures.goodput) == (10.0, 5.5)
+    assert figures.miss_share == 4 / 15
+    assert figures.misses == {"failed": 1, "late": 1, "queue": 2}
     assert figures.device_busy_share == 0.25
-    assert figures.device_seconds_per_request == 0.5 / 13
+    assert figures.device_seconds_per_request == 0.5 / 13  # a failed request took its share
     assert DURATION_BOUNDS[19] < figures.p50 < figures.p99 <= DURATION_BOUNDS[20]
 
 
