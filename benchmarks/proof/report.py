@@ -101,9 +101,9 @@ def _head(proof: Proof) -> list[str]:
         "Written by `make proof` from [its data](../benchmarks/results/proof.json); do not edit.",
         "",
         *_filled(
-            f"Carpool, told nothing but a p99, in {len(proof.scenarios)} scenarios beside {rivals} rules that people "
-            "use, which are told the true t(b), and an oracle that knows the load as well. Virtual time and seeded, so "
-            "the same on every machine."
+            f"Carpool knows nothing but a p99. It is compared in {len(proof.scenarios)} scenarios with {rivals} rules "
+            "in common use, which know the true batch latency, and with an oracle, which also knows the load. Virtual "
+            "time and seeded, so the figures are the same on every machine."
         ),
         "",
         *_filled(
@@ -111,7 +111,7 @@ def _head(proof: Proof) -> list[str]:
             f"{proof.seconds / 60:.0f} minutes ({proof.cpu_seconds / 60:.0f} of CPU) on {machine.cores} cores of "
             f"{machine.cpu}, {machine.system}, Python {machine.python}"
             + (", Carpool's core compiled." if proof.compiled else ".")
-            + (f" What {proof.kept} plays of oracle and rules came to was known from before." if proof.kept else "")
+            + (f" Results of {proof.kept} plays of oracle and rules were reused." if proof.kept else "")
         ),
     ]
 
@@ -123,11 +123,11 @@ def _shortfalls(proof: Proof, others: list[Proof], bounds: Path, reasons: Path) 
     if found:
         lines += [
             *_filled(
-                f"{_of(proof, found)}. Beside each what Carpool would come to, told the "
-                "true t(b) as the rules are, and told the true rate of requests too: where that is better, learning is "
-                "what it takes; where it is not, the rule, or the luck of what was measured. *Left alone*: what it "
-                "saves, minute by minute and from knowing nothing, of the load that it saved least of in the some 20 s "
-                "that the stair stays there. Reasons are written by people, in [a file of their "
+                f"{_of(proof, found)}. The next two columns show Carpool with the true batch latency, as the rules "
+                "have it, and with the true request rate in addition. Where these are better, the cause is what "
+                "Carpool had to learn; elsewhere it is the rule, or chance in what was measured. *Constant load*: "
+                "the saving in each minute of constant load, from knowing nothing, at the load where it saved least"
+                " during the 20 s or so of a load step. People write the reasons, in [a file of their "
                 "own](../benchmarks/proof/shortfalls.json)."
             ),
             "",
@@ -140,8 +140,8 @@ def _shortfalls(proof: Proof, others: list[Proof], bounds: Path, reasons: Path) 
     for other in others:
         if missed := shortfalls(other, bounds, reasons):
             data = f"[its data](../benchmarks/results/{data_file(other.seed).name})"
-            told = f"With seed {other.seed} ({data}), other requests and other luck: {_of(other, missed)}."
-            lines += ["", *_filled(told), "", *_table(missed)]
+            text = f"With seed {other.seed} ({data}), so with other requests: {_of(other, missed)}."
+            lines += ["", *_filled(text), "", *_table(missed)]
     return lines
 
 
@@ -151,14 +151,24 @@ def _of(proof: Proof, found: list[Shortfall]) -> str:
 
 
 def _table(found: list[Shortfall]) -> list[str]:
-    lines = _header("scenario", "measure", "measured", *rows.TOLD, "left alone", "goal", "reason")
+    lines = _header(
+        "scenario",
+        "measure",
+        "measured",
+        "with the true batch latency",
+        "and the true load",
+        "constant load",
+        "goal",
+        "reason",
+    )
     for each in found:
         title = _title(each.measure) if each.scenario == verdict.EVERYWHERE else MEASURES[each.measure].title
         bound = f"{each.limit.direction} {verdict.show(each.measure, each.limit.aim)}"
-        told = ("-" if value is None else verdict.show(each.measure, value) for value in each.told)
+        better_informed = ("-" if value is None else verdict.show(each.measure, value) for value in each.told)
         alone = "-" if each.rest is None else f"at {each.rest.load:.0%}: {verdict.by_minute(each.rest)}"
         lines.append(
-            f"| {each.scenario} | {title} | {verdict.show(each.measure, each.value)} | {' | '.join(told)} | {alone} "
+            f"| {each.scenario} | {title} | {verdict.show(each.measure, each.value)} | {' | '.join(better_informed)} "
+            f"| {alone} "
             f"| {bound} | {each.reason or '**not explained**'} |"
         )
     return lines
@@ -173,9 +183,9 @@ def _goals(proof: Proof, others: list[Proof], bounds: Path) -> list[str]:
         "## Goals",
         "",
         *_filled(
-            "Worst and median are over scenarios; of savings, over each scenario's loads. `make proof` fails "
-            "beyond a limit, which is the goal itself, or what may not get worse: the worse of what two seeds reached, "
-            "with room for other luck."
+            "Worst and median are over scenarios; for savings, over each scenario's loads. `make proof` fails beyond "
+            "a limit. It is the goal itself, or a figure that may not get worse: the worse of two seeds, with room "
+            "for differences between seeds."
         ),
         "",
         *_header("figure", "goal", "limit", *(f"seed {each.seed}" for each in seeds)),
@@ -209,10 +219,10 @@ def _contenders(proof: Proof) -> list[str]:
         "",
         *_filled(
             "Shares are of the oracle's. A saving counts only where no more than 1 % of the requests miss. Misses "
-            "are over whole timelines, beyond the oracle's. *Good*: of the phases of all timelines, how many came "
-            "to 5 s with no more than 1 % more misses than the oracle and 90 % of its saving, and after how long, "
-            "at the median. *Flips*: A, B, A at constant load, in all timelines. Best first, by the weaker of the two "
-            "medians: to hold a load by never saving anything is easy, and so is the reverse."
+            "are over whole timelines, beyond the oracle's. *Good*: the share of all timelines' phases that reached "
+            "5 s with at most 1 % more misses than the oracle and 90 % of its saving, and the median time until "
+            "then. *Flips*: A, B, A at constant load, in all timelines. Best first, by the lower of the two medians: "
+            "it is easy to meet the SLO at a high load and save nothing, and the reverse."
         ),
         "",
         *_header(
@@ -280,9 +290,9 @@ def _scenarios(proof: Proof) -> list[str]:
         "## Scenario by scenario",
         "",
         *_filled(
-            "Carpool's. *Holds*: the highest load with at most 1 % misses, of the oracle's own. *Saves*: the least "
-            "share of the oracle's saving at 10 to 60 % load; in brackets what the oracle saves at most; empty "
-            "where that is below 5 %. *Good after*: seconds, phase by phase."
+            "Carpool's figures. *Holds*: the highest load with at most 1 % misses, as a share of the oracle's. "
+            "*Saves*: the least share of the oracle's saving at 10 to 60 % load, with the oracle's largest saving in "
+            "brackets; empty where that is below 5 %. *Good after*: seconds, for each phase."
         ),
         "",
         *_header(
@@ -338,12 +348,12 @@ def _alone(proof: Proof) -> list[str]:
     lines = ["## Forecasts, hours, bad settings", ""]
     lines += [
         *_filled(
-            "The tuner's forecast of the p99 beside what comes of that setting: given the true t(b) and the process, "
-            "for the oracle's setting; and as it was made on the stair, for Carpool's own, with the t(b) it learned. "
-            f"What comes of it is known from runs of {FORECAST_REQUESTS:,} requests each, up to {FORECAST_RUNS}, as "
-            "surely as each row says (±: half of the 95 % interval, by sections); where nobody is held to "
-            f"it, above {UTILIZED:.0%} utilization and for Carpool's own, from up to {FORECAST_ENOUGH}. The device is "
-            "a warmed one: each size is cold only once."
+            "The tuner's forecast of the p99, and the simulated p99 of that setting. First for the oracle's setting, "
+            "with the true batch latency and arrival process; then for Carpool's own, as forecast under rising load "
+            f"with the batch latency that it had learned. The simulated p99 is of up to {FORECAST_RUNS} runs of "
+            f"{FORECAST_REQUESTS:,} requests each (±: half of the 95 % interval); of up to {FORECAST_ENOUGH} where no "
+            f"limit applies, above {UTILIZED:.0%} utilization and for Carpool's own. The device is warm: each size "
+            "was used before."
         ),
         "",
         *_header("scenario", "load", "utilization", "p99", "forecast", "off", "own p99", "forecast", "off"),
@@ -360,9 +370,9 @@ def _alone(proof: Proof) -> list[str]:
         )
     lines += [
         "",
-        "An hour at constant load, where one of 20 to 50 % is at most 200 requests/s:",
+        "An hour at constant load, for scenarios in which a load of 20 to 50 % is at most 200 requests/s:",
         "",
-        *_header("scenario", "load", "requests/s", "misses", "settings on the way", "flips"),
+        *_header("scenario", "load", "requests/s", "misses", "settings used", "flips"),
     ]
     lines += [
         f"| {one.scenario} | {one.load:.0%} | {one.rate:.0f} | {one.misses:.2%} | {one.changes} | {one.flips} |"
@@ -371,9 +381,9 @@ def _alone(proof: Proof) -> list[str]:
     lines += [
         "",
         *_filled(
-            "The worst setting within bounds, pushed at a sidecar whose setting was good, at up to 400 requests/s; "
-            "requests count from the first that missed. Where no setting is bad at such a load there is nothing to "
-            "take back."
+            "The worst setting within bounds, sent to a sidecar whose setting was good, at up to 400 requests/s. "
+            "Requests count from the first that missed. Scenarios in which no setting is bad at such a load are left "
+            "out."
         ),
         "",
         *_header("scenario", "requests/s", "good", "bad", "misses of the bad one", "taken back after"),
@@ -392,33 +402,33 @@ def _method(proof: Proof) -> list[str]:
         "## How it is measured",
         "",
         *_filled(
-            "- **The oracle** is the best of a whole grid over batch, wait and batches in flight, for each load by "
-            "itself, bound by the tuner's own rule: no more than 0.5 % misses, now and at 1.25 times the load. The "
-            "few best of each load are played on the same arrivals as everybody, and what was best in the event "
-            "counts."
+            "- **The oracle** is the best setting of a grid over batch, wait and batches in flight, for each load. It "
+            "has to meet the tuner's own rule: at most 0.5 % misses, now and at 1.25 times the load. The few best of "
+            "each load are played with the same arrivals as all rules, and the best of these counts."
         ),
         *_filled(
             f"- **Loads** rise from 10 % of the capacity to {proof.scenarios[0].loads[-2]:.0%} of it in one run, "
-            "then to twice the capacity; a step is judged by 3,000 requests at least, from 70 % on by 8,000, once "
-            "it had time to settle. Where misses cross 1 % is read from a curve made to rise with the load, so that "
-            "one lucky step does not count. Nothing is said to anybody when the load moves."
+            "then to twice the capacity. A step is judged by at least 3,000 requests, from 70 % on by 8,000, after "
+            "some time for the rules to adapt. The load at which misses exceed 1 % is read from a curve that rises "
+            "with the load, so that chance in one step does not count. No rule is informed when the load changes."
         ),
-        *_filled("- **Timelines** are each scenario's own: two minutes from knowing nothing, then what changes."),
+        *_filled("- **Timelines** are each scenario's own: two minutes from knowing nothing, then a change."),
         *_filled(
-            "- **Equal chances**: the same requests at the same times, the same luck of the device for its k-th batch."
+            "- **Equal conditions**: the same requests at the same times, and the same noise for the device's "
+            "k-th batch."
         ),
         "",
         *_filled(
             "The scenarios are data, in [benchmarks/scenarios](../benchmarks/scenarios). Two of them need the Azure "
             "LLM 2023 conversation trace, in the folder that `CARPOOL_TRACES` names; without it they are left out, "
-            "and the command says where it is to be had. All of it takes about half an hour on two cores, and another "
-            "seed comes to a file of its own:"
+            "and the command says where to get it. All of it takes about half an hour on two cores. Another seed is "
+            "written to a file of its own:"
         ),
         "",
         "<!-- not run: minutes -->",
         "```bash",
         "make proof          # writes this page",
-        "make proof SEED=7   # other requests, other luck: the same conclusions?",
+        "make proof SEED=7   # other requests: the same conclusions?",
         "make proof-quick    # what CI runs: a few scenarios, limits of their own",
         "```",
         "",
