@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from carpool.policy.spec import BatchingPolicy
 
 TICK = 0.05
-"""Seconds between two looks while requests are with the engine."""
+"""Seconds between two updates while the engine has requests."""
 
 RESTART = 60.0
 """Seconds without a gate after a fault."""
@@ -35,10 +35,10 @@ class Waiting(Protocol):
 
     ticket: Request
     streams: bool
-    """Whether its tokens are seen one by one."""
+    """Whether its tokens are visible one by one."""
 
     def admitted(self) -> None:
-        """Go to the engine."""
+        """Send the request to the engine."""
 
     def refused(self, reason: Reason, retry_after: float) -> None:
         """Answer with an error; ``retry_after`` in seconds."""
@@ -50,16 +50,16 @@ class Gatekeeper:
     def __init__(self, policy: BatchingPolicy, *, clock: Callable[[], float], log: logging.Logger) -> None:
         self.gate: Gate | None = None
         self.faults = 0
-        """Of the gate, since the process began."""
+        """Faults of the gate since the process started."""
         self._clock = clock
         self._log = log
         self._policy = policy
         self._waiting: dict[int, Waiting] = {}
-        """By ticket: requests that are neither admitted nor refused yet."""
+        """By ticket: requests that are not admitted or refused yet."""
         self._admitted: dict[int, Waiting] = {}
-        """Those with the engine, as far as this gate knows them."""
+        """Requests at the engine that this gate admitted."""
         self._assumed: dict[int, float] = {}
-        """When the first tokens of answers that come whole are taken to come."""
+        """Assumed times of the first tokens of answers that are not streamed."""
         self._seen = Seen()
         self._alarm = Alarm(self._look)
         self._restart_at = -inf
@@ -71,7 +71,7 @@ class Gatekeeper:
         return len(self._waiting)
 
     def configure(self, policy: BatchingPolicy) -> None:
-        """Take another policy. The gate keeps what it has learned; without targets, all that wait are admitted."""
+        """Use another policy. The gate keeps what it has learned; without targets, all that wait are admitted."""
         self._policy = policy
         targets = slo_of(policy)
         if targets is None:
@@ -83,7 +83,7 @@ class Gatekeeper:
             self._ask(lambda gate, now: gate.poll(now))
 
     def arrive(self, waiting: Waiting) -> None:
-        """Take a request in: it is admitted or refused, now or later."""
+        """Add a request: it is admitted or refused, now or later."""
         targets = slo_of(self._policy)
         if self.gate is None and targets is not None and self._clock() >= self._restart_at:
             self._start(targets)
@@ -104,7 +104,7 @@ class Gatekeeper:
             self._ask(event)
 
     def shows(self, waiting: Waiting, *, streams: bool) -> None:
-        """Take note that the tokens of an answer are seen one by one after all, or are not."""
+        """Note that the tokens of an answer turned out to be visible one by one, or not."""
         if waiting.streams is streams:
             return
         waiting.streams = streams
@@ -132,7 +132,7 @@ class Gatekeeper:
             self._ask(event)
 
     def ended(self, waiting: Waiting, output_tokens: int, *, complete: bool) -> None:
-        """Note the end of a request, wherever it was; ``output_tokens`` of each choice, in the mean."""
+        """Note the end of a request; ``output_tokens``: the mean of its choices."""
         ticket = waiting.ticket
 
         def event(gate: Gate, now: float) -> list[Action]:
@@ -151,12 +151,12 @@ class Gatekeeper:
             self._ask(event)
 
     def report(self, kv_share: float | None, kv_tokens: float | None) -> None:
-        """Take the engine's report: the share of its KV cache in use, and the cache's size in tokens."""
+        """Use the engine's report: the used share of its KV cache, and the cache's size in tokens."""
         if self.gate is not None:
             self.gate.report(kv_share, kv_tokens)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop updating."""
         self._alarm.cancel()
 
     # The gate
@@ -169,7 +169,7 @@ class Gatekeeper:
         self.gate.progress(now, 0.0)  # its clock begins here
 
     def _open(self) -> None:
-        """Do without a gate: admit all that wait."""
+        """Remove the gate: admit all waiting requests."""
         self.gate = None
         self._alarm.cancel()
         for waiting in self._admitted.values():
@@ -210,7 +210,7 @@ class Gatekeeper:
                 waiting.refused(action.reason, action.retry_after)
 
     def _look(self) -> None:
-        """Look again: time has passed."""
+        """Update the gate: time has passed."""
         gate, now = self.gate, self._clock()
         if gate is None:
             return
@@ -230,22 +230,22 @@ class Seen:
 
     def __init__(self) -> None:
         self.tokens = 0.0
-        """Of streams."""
+        """Tokens of streams, counted so far."""
         self.streams = 0
         """Sequences of streams that decode."""
         self._excess = 0.0
-        """Tokens that were assumed and never came."""
+        """Tokens that were assumed and never arrived."""
         self._at = 0.0
 
     def correction(self, missing: float) -> float:
-        """Return tokens to add for an answer that had so many more than were assumed; fewer are taken off later."""
+        """Return tokens to add for an answer that had so many more than assumed; fewer are subtracted later."""
         if self.streams:
             return 0.0
         self._excess += max(0.0, -missing)
         return max(0.0, missing)
 
     def take(self, gate: Gate, now: float) -> float:
-        """Return the tokens of all sequences that decode, and begin anew."""
+        """Return the tokens of all sequences that decode, and reset the count."""
         elapsed, self._at = now - self._at, now
         seen, self.tokens = self.tokens, 0.0
         decoding = gate.meter.decoding
@@ -267,7 +267,7 @@ class Alarm:
         self._handle: asyncio.TimerHandle | None = None
 
     def set(self, delay: float) -> None:
-        """Ring in ``delay`` seconds, or earlier if it was set so; ``inf``: not for this."""
+        """Ring in ``delay`` seconds, or earlier if already set so; ``inf``: don't ring."""
         if delay == inf:
             return
         loop = asyncio.get_running_loop()
@@ -279,7 +279,7 @@ class Alarm:
         self._handle = loop.call_at(at, self._rings)
 
     def cancel(self) -> None:
-        """Ring no more."""
+        """Stop ringing."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

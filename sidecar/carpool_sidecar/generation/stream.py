@@ -34,10 +34,10 @@ REFUSALS = {
 EXPIRED = (504, "deadline", "the deadline passed before the answer was complete")
 
 CANCELLED, FAILED, OVERDUE = "cancelled", "failed", "deadline"
-"""How a request may end, beside what the engine says."""
+"""Ends of a request, in addition to those that the engine reports."""
 
 BROKEN = {f"upstream-{kind}" for kind in ("refused", "reset", "timeout", "protocol", "too-large")}
-"""Words of what the engine failed to do."""
+"""Error texts of the engine."""
 
 TOO_LATE = {OVERDUE, *(word for _, word, _ in REFUSALS.values())}
 """Failures that other requests may have caused."""
@@ -47,25 +47,25 @@ class Watcher(Protocol):
     """Admits streams and counts them."""
 
     def arrive(self, stream: Stream) -> None:
-        """Take a request whose body is here; it is admitted or refused, now or later."""
+        """Add a request whose body has arrived; it is admitted or refused, now or later."""
 
     def begun(self, stream: Stream) -> None:
-        """Take note that an answer has begun, with success."""
+        """Note that a successful answer has begun."""
 
     def shows(self, stream: Stream, *, streams: bool) -> None:
-        """Take note whether an answer shows its tokens one by one."""
+        """Note whether an answer shows its tokens one by one."""
 
     def tokens(self, stream: Stream, events: int) -> None:
         """Count events with tokens."""
 
     def choice_ended(self, stream: Stream) -> None:
-        """Take note of the end of one of several choices."""
+        """Note the end of one of several choices."""
 
     def left(self, stream: Stream, how: str, said: Ending | None) -> None:
-        """Count a request that ended. ``said``: what the engine said at the end of a complete answer."""
+        """Count a request that ended. ``said``: the engine's figures at the end of a complete answer."""
 
     def fault(self) -> None:
-        """Count an error in looking at a stream; its bytes go on."""
+        """Count an error in reading a stream; its bytes are still passed on."""
 
 
 class Stream(Forwarding):
@@ -106,17 +106,17 @@ class Stream(Forwarding):
         self.endpoint = endpoint
         self.asked = Asked("", endpoint.streams is True, None, 0, None, flexible=False)
         self.streams = False
-        """Whether the answer is asked for, or comes, token by token."""
+        """Whether the answer is requested, or arrives, token by token."""
         self.per_event = 1.0
-        """Tokens that an event is taken for."""
+        """Assumed tokens of an event."""
         self.events = 0
         """Events with a token so far."""
         self.choices = 1
-        """Of a stream, under way; the last one stays."""
+        """Choices of a stream that have not ended; the last one is kept."""
         self.openings = 1
-        """First tokens that have not come: one for each choice."""
+        """First tokens that have not arrived: one for each choice."""
         self.steps = 0.0
-        """Events after these, by choice under way: as many as the longest choice has."""
+        """Events after the first, per choice: those of the longest choice."""
         self.first_at: float | None = None
         self.last_at = 0.0
         self.status = 0
@@ -131,21 +131,21 @@ class Stream(Forwarding):
 
     @property
     def sent_on(self) -> bool:
-        """Whether it went to the engine."""
+        """Whether the request was sent to the engine."""
         return self._call is not None
 
     @property
     def choices_ended(self) -> int | None:
-        """Choices of a stream that have ended, if it has several; None where that is not seen."""
+        """Choices of a stream that have ended, if it has several; None if that is not visible."""
         return None if self._events is None else self._events.ends
 
     @property
     def output_tokens(self) -> float:
-        """Tokens so far, as far as they are seen."""
+        """Tokens so far, as far as they are visible."""
         return self.events * self.per_event
 
     def arrived(self, ticket: Request, deadline: float | None) -> None:
-        """Be counted from now on; ``deadline`` in seconds from now, if the caller named one."""
+        """Start to count the request; ``deadline`` in seconds from now, if the caller named one."""
         self.ticket = ticket
         self.choices = self.openings = ticket.choices
         self.streams = self.asked.streams
@@ -166,18 +166,18 @@ class Stream(Forwarding):
                 super().request()
 
     def cancel(self) -> None:
-        """Give up: the client is gone. The engine's connection closes, so that it stops computing."""
+        """Stop: the client has disconnected. The engine's connection closes, so that it stops computing."""
         self._leave(CANCELLED)
         super().cancel()
 
     def sent(self) -> None:
-        """Take note that the answer is complete, the engine's or a refusal."""
+        """Note that the answer is complete, the engine's or a refusal."""
         self._leave(str(self._exchange.status))
 
     # Called by the gate
 
     def admitted(self) -> None:
-        """Go to the engine."""
+        """Send the request to the engine."""
         super().request()
 
     def refused(self, reason: Reason, seconds: float) -> None:
@@ -189,7 +189,7 @@ class Stream(Forwarding):
     # Called with the engine's answer
 
     def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
-        """Pass on an answer that came in one piece."""
+        """Pass on an answer that arrived in one piece."""
         self._look(self._begun, status, headers)
         self._look(self._passed, bytes(body))
         self._look(self._ended)
@@ -201,7 +201,7 @@ class Stream(Forwarding):
         self._look(self._begun, status, headers)
 
     def data(self, chunk: bytes) -> None:
-        """Pass on a piece of it, then look at it."""
+        """Pass on a piece of the answer, then read it."""
         self._exchange.write(chunk)
         if not self._done:
             self._look(self._passed, chunk)
@@ -266,7 +266,7 @@ class Stream(Forwarding):
             self._leave(said.reason or "other", said)
 
     def _leave(self, how: str, said: Ending | None = None) -> None:
-        """Be counted, once; ``said``: what the engine said at the end of a complete answer."""
+        """Count the end, once; ``said``: the engine's figures at the end of a complete answer."""
         if self._done:
             return
         self._done = True
@@ -278,7 +278,7 @@ class Stream(Forwarding):
             self._watcher.fault()
 
     def _expire(self) -> None:
-        """Give up: the caller's deadline has passed."""
+        """Stop: the caller's deadline has passed."""
         if self._done:
             return
         started = self._exchange.started
@@ -290,7 +290,7 @@ class Stream(Forwarding):
             self._error(*EXPIRED, [])
 
     def _error(self, status: int, word: str, text: str, headers: Headers) -> None:
-        """Answer with an error in the form that the API's clients read."""
+        """Answer with an error in the form that clients of the API expect."""
         broken = word in BROKEN
         if self.endpoint.api in {Api.OPENAI, Api.RESPONSES}:
             error = {"message": text, "type": "server_error" if broken else "overloaded", "param": None, "code": word}

@@ -1,4 +1,4 @@
-"""One connection of the server: what its transport, the server and its exchanges call.
+"""One connection of the server: the methods that its transport, the server and its exchanges call.
 
 It has these parts, which know nothing of it: `Wire` (the transport, and the phase of the connection), `Patience` (what
 the client has time for), `Intake` (the body under way), `Incoming` (bytes become exchanges) and `Outgoing` (answers, in
@@ -46,7 +46,7 @@ class Connection(asyncio.Protocol):
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Start the connection."""
         name = transport.get_extra_info("peername")
         self.peer = name[0] if isinstance(name, tuple) else None
         server, limits = self._server, self._server.limits
@@ -63,11 +63,11 @@ class Connection(asyncio.Protocol):
             self._incoming.refuse(self, HttpError(503, "too-many-connections", text))
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sent."""
+        """Read data from the client."""
         self._incoming.take(self, data)
 
     def eof_received(self) -> bool:
-        """Take the end of what the client sends; return True to stay open, since it may still wait for answers."""
+        """Handle EOF from the client. Return True to stay open: the client may still wait for answers."""
         self._wire.eof = True
         if self._wire.phase is Phase.LINGERING:
             return False
@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
-        """Take the end of the connection: nobody waits for the answers that are not complete."""
+        """Handle the end of the connection: incomplete answers are dropped."""
         self._wire.lost()
         self._patience.deadline = NEVER
         body_of = self._intake.lost()
@@ -95,14 +95,14 @@ class Connection(asyncio.Protocol):
             self._server.app.disconnected(exchange)
 
     def pause_writing(self) -> None:
-        """Let answers wait for a client that reads too slowly, and take no more requests meanwhile."""
+        """Pause answers to a client that reads too slowly, and read no more requests meanwhile."""
         self._wire.pause()
         self._incoming.sync_reading()
         if self._outgoing.queue:
             self._outgoing.queue[0].pause_writing()
 
     def resume_writing(self) -> None:
-        """Go on: the client has caught up."""
+        """Resume: the client has caught up."""
         self._wire.resume()
         if self._outgoing.queue:
             self._outgoing.queue[0].resume_writing()
@@ -117,19 +117,19 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_flushed(self) -> bool:
-        """Whether the system has taken all that was written."""
+        """Whether the operating system has accepted all that was written."""
         return not self._wire.unsent
 
     def close(self) -> None:
-        """Close once what was written is sent."""
+        """Close after all written data was sent."""
         self._wire.close()
 
     def abort(self) -> None:
-        """Cut."""
+        """Abort the connection."""
         self._wire.transport.abort()
 
     def patience_used(self, now: float) -> float | None:
-        """Say which share of its patience the server has had with a client that asks nothing; None: it does ask.
+        """Return which share of its time an idle client has used; None: the client is not idle.
 
         A client in a head, or one that has not begun its first, has `head_timeout`; one between requests has
         `idle_timeout`. A client whose last answer is sent has none.
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         return self._patience.used_between(now, first=not wire.written)
 
     def holds_back(self, now: float, patience: float) -> int:
-        """Return the bytes held for a client that has not taken its answer, or sent its body, for so long."""
+        """Return the bytes held for a client that did not read its answer, or send its body, for so long."""
         held = self._wire.holds_back(now, patience)
         exchange = self._intake.exchange
         if exchange is not None and self._patience.body_takes(now) > patience:
@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
         return held
 
     def make_room(self) -> None:
-        """Give up what is held for this client."""
+        """Drop what is held for this client."""
         exchange = self._intake.exchange
         if exchange is None or exchange.buffered < self._wire.unsent:
             self._wire.transport.abort()
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
             self._incoming.break_body(exchange, self._intake.no_room())
 
     def expire(self, now: float) -> None:
-        """Act on deadlines that have passed, and look whether a half-closed client is still there."""
+        """Handle deadlines that have passed, and check whether a half-closed client still exists."""
         wire = self._wire
         wire.weigh(now, self._outgoing.held_bytes)
         if wire.is_overdue(now):
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
             wire.transport.abort()
 
     def _hurry(self, now: float) -> None:
-        """Act where the client's time for its next request, its head or its body is over."""
+        """Handle the end of the client's time for its next request, its head or its body."""
         exchange = self._intake.exchange
         if exchange is not None:
             if (refusal := self._patience.body_is_late(now, self._intake.size)) is not None:
@@ -186,33 +186,33 @@ class Connection(asyncio.Protocol):
     # Called when others had their turn
 
     def go_on(self) -> None:
-        """Read on in what came earlier."""
+        """Read data that arrived earlier."""
         self._incoming.go_on(self)
 
     # Called by the exchanges
 
     @property
     def writable(self) -> bool:
-        """Whether the client took what was written before."""
+        """Whether the client has accepted all earlier data."""
         return self._wire.writable
 
     def write(self, pieces: list[Buffer]) -> None:
-        """Hand pieces to the transport, each as it is."""
+        """Write the pieces to the transport without copies."""
         self._wire.write(pieces)
 
     def keeps_open(self, exchange: Exchange, *, final: bool) -> bool:
-        """Say whether the connection outlives this answer; `final`: the rest of the request's body is not wanted."""
+        """Return whether the connection stays open after this answer; `final`: skip the rest of the request's body."""
         return self._outgoing.keeps_open(exchange, final=final, draining=self._server.draining)
 
     def answered(self, exchange: Exchange) -> None:
-        """Go on with the next exchange; this, the first of them, is answered."""
+        """Continue with the next exchange; this one, the first, is answered."""
         self._outgoing.answered(exchange)
         if self._server.waited_for and not self._outgoing.queue:
             self._server.became_idle()
         self._incoming.catch_up(self)
 
     def abort_answer(self, exchange: Exchange) -> None:
-        """Cut the connection when it is the turn of this exchange."""
+        """Abort the connection when this exchange is next."""
         self._outgoing.abort(exchange)
 
     def charge(self, exchange: Exchange, extra: int) -> bool:
@@ -220,7 +220,7 @@ class Connection(asyncio.Protocol):
         return self._intake.charge(exchange, extra)
 
     def refund(self, exchange: Exchange, count: int) -> None:
-        """Count so many of them as held no more."""
+        """Count so many bytes as released."""
         self._intake.refund(exchange, count)
 
     def pause_body(self, exchange: Exchange) -> None:
@@ -228,15 +228,15 @@ class Connection(asyncio.Protocol):
         self._incoming.pause_body(exchange, paused=True)
 
     def resume_body(self, exchange: Exchange) -> None:
-        """Go on reading it."""
+        """Continue to read it."""
         self._incoming.pause_body(exchange, paused=False)
 
     def await_switch(self, exchange: Exchange) -> bool:
-        """Read nothing behind this request until it is answered; return False where others are to be answered first."""
+        """Read nothing after this request until it is answered; return False if others have to be answered first."""
         return self._outgoing.await_switch(exchange)
 
     def switch(self, exchange: Exchange, head: bytes, upstream: Upstream, rest: bytes) -> None:
-        """Answer with this head, and from then on pass all bytes between the client and the upstream.
+        """Answer with this head, and then pass all bytes between the client and the upstream.
 
         The exchange stays the connection's first until that ends. `rest` is what the upstream sent behind its head.
         """
@@ -258,9 +258,9 @@ class Connection(asyncio.Protocol):
     # Called by a tunnel, after a switch
 
     def stuck(self) -> None:
-        """Give a client on the other side of a tunnel time to read."""
+        """Give a client at the other end of a tunnel time to read."""
         self._wire.pause()
 
     def moved(self) -> None:
-        """Take note that it has read."""
+        """Note that the client has read."""
         self._wire.resume()

@@ -1,4 +1,4 @@
-"""Heads of requests, found in what a connection receives."""
+"""Reads request heads from the data of a connection."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.limits import ServerLimits
 
 UNREAD = RequestHead(b"", b"", FieldLines(), 1, False, 0, False)
-"""Stands for a request that could not be read, so that its refusal waits for its turn among the answers."""
+"""A request that could not be read; its error is sent after the earlier answers."""
 
 PREFACE = b"PRI * HTTP/2.0\r\n"
-"""What HTTP/2 begins with, where the client knows that the server speaks it (RFC 9113, 3.4)."""
+"""The first bytes of HTTP/2 with prior knowledge (RFC 9113, 3.4)."""
 
 FOREIGN = RequestHead(b"", b"(not HTTP/1.1)", FieldLines(), 0, False, 0, False)
-"""Stands for a connection that is no request."""
+"""A connection that does not carry HTTP/1.1 requests."""
 
 _LONGEST_METHOD = 32
 _METHOD = re.compile(TOKEN + rb"( |$)")
 
 
 def speaks_http1(beginning: bytes) -> bool | None:
-    """Say whether a connection that begins so speaks HTTP/1.1; ``None``: too little of it is here.
+    """Return whether a connection with this first data speaks HTTP/1.1; ``None``: more data is needed.
 
     A request begins with a method and a space. What begins so and is malformed is answered, not passed through.
     """
@@ -45,7 +45,7 @@ def speaks_http1(beginning: bytes) -> bool | None:
 
 
 class HeadReader:
-    """Reads the heads of one connection, within its limits.
+    """Reads the heads of one connection, within the limits.
 
     Clients send the same head again and again, so the last one is kept, as it came and as it was read. Equal bytes are
     read equally, whatever follows them: what was accepted once need not be read again.
@@ -60,7 +60,7 @@ class HeadReader:
         self._check: HeadCheck | None = None  # of a head that has begun
 
     def read(self, data: bytes, position: int) -> tuple[RequestHead | None, int]:
-        """Read the head at data[position:]; return it, and where it ended.
+        """Read the head at data[position:]; return it and its end.
 
         Where it is not complete, return None, and where it begins. Raises HttpError for what is not accepted.
         """
@@ -93,7 +93,7 @@ class HeadReader:
         return head, stop
 
     def check(self, beginning: bytes) -> bool:
-        """Look at all that is here of a head that is not complete; return whether this is the first time.
+        """Check an incomplete head; return whether this is the first check.
 
         Raises HttpError (400) where no head begins so.
         """

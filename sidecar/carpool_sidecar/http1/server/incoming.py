@@ -65,7 +65,7 @@ class Incoming:
         self._discarded = 0
 
     def take(self, connection: Connection, data: bytes) -> None:
-        """Take what the client sent."""
+        """Read data from the client."""
         wire = self._wire
         if wire.phase >= _ENDING:
             self._discarded += len(data)
@@ -79,7 +79,7 @@ class Incoming:
         self._parse(connection, data)
 
     def _knows(self, connection: Connection, data: bytes) -> bool:
-        """Look whether this is HTTP/1.1, and pass it through if not; return False where there is nothing to read."""
+        """Check whether this is HTTP/1.1, and pass it through if not; return False if there is nothing to read."""
         wire = self._wire
         http1 = speaks_http1(data)
         if http1 is None:
@@ -155,7 +155,7 @@ class Incoming:
         self.take(connection, data)
 
     def _accept(self, connection: Connection, head: RequestHead, data: bytes, position: int) -> int:
-        """Take a request whose head ended here; return where its body ended, if all of it is here."""
+        """Start a request after its head; return the end of its body, if all of it has arrived."""
         exchange = Exchange(connection, head, self._limits.max_body_bytes)
         self._outgoing.append(exchange)
         stop = position + head.length
@@ -227,7 +227,7 @@ class Incoming:
     # Refusals
 
     def eof(self, connection: Connection) -> None:
-        """Take the end of what the client sends. It may still read what was wrong with a request that ended so."""
+        """Handle EOF from the client. It may still read the error of a request that ended so."""
         exchange = self._intake.exchange
         if exchange is not None:
             if exchange.ended:
@@ -239,7 +239,7 @@ class Incoming:
             self.refuse(connection, HttpError(400, "truncated-head", text))
 
     def break_body(self, exchange: Exchange, refusal: HttpError) -> None:
-        """Give up a request in its body."""
+        """Abort a request whose body is being read."""
         self._wire.move_to(Phase.REFUSED)
         self._intake.let_go(exchange)
         sink = exchange.streamed_to
@@ -269,7 +269,7 @@ class Incoming:
     # Whether to read
 
     def pause_body(self, exchange: Exchange, *, paused: bool) -> None:
-        """Stop reading the body of this exchange, if it is being read; or go on."""
+        """Pause reading the body of this exchange, if it is being read; or resume it."""
         intake = self._intake
         if exchange is intake.exchange and intake.paused is not paused:
             intake.paused = paused

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.server.exchange import Exchange, Sink
 
 BUFFERS_FULL = "buffers-full"
-"""The reason of a refusal for want of room in the budget."""
+"""The reason of a refusal when the memory budget is used up."""
 
 
 class Intake:
-    """Collects the body of one request at a time, or passes it on, and counts what is held for all of a connection's.
+    """Collects or passes on one request body at a time, and counts the bytes held for a connection.
 
     `exchange` is the one whose body is being read, `paused` that its application wants no more of it now, and
     `continue_for` the one whose client waits for 100 Continue.
@@ -38,13 +38,13 @@ class Intake:
     # One body
 
     def begin(self, exchange: Exchange, length: int) -> None:
-        """Read a body of so many bytes, or in chunks."""
+        """Start a body of so many bytes, or in chunks."""
         self.exchange = exchange
         self._reader = BodyReader(length)
         self.paused = False
 
     def read(self, exchange: Exchange, data: bytes, position: int) -> int:
-        """Read on; return where the body, or the data, ended. Raises HttpError where it can't be read, or held."""
+        """Read; return where the body or the data ended. Raises HttpError if it can't be read or held."""
         reader, sink = self._reader, exchange.streamed_to
         pieces: list[Buffer] = []
         stop = reader.read(data, position, pieces)
@@ -73,7 +73,7 @@ class Intake:
             exchange.buffered = held
 
     def _spill(self, exchange: Exchange, sink: Sink) -> None:
-        """Pass on what was collected of a body that can't be collected; the rest goes the same way."""
+        """Pass on the collected part of a body that can't be held; the rest follows the same way."""
         collected = bytes(self._reader.join())
         self._reader.kept = 0
         self.let_go(exchange)
@@ -81,17 +81,17 @@ class Intake:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it was read."""
+        """Whether the body is complete."""
         return self._reader.complete
 
     @property
     def size(self) -> int:
-        """Bytes read of it, with their framing."""
+        """Bytes of the body that were read, with their framing."""
         return self._reader.size
 
     @property
     def rest_is_small(self) -> bool:
-        """Whether to skip what is to come of it, rather than close."""
+        """Whether to skip the rest of the body instead of closing."""
         return (
             self._reader.remaining is not None
             and self._reader.remaining <= self._drained
@@ -100,7 +100,7 @@ class Intake:
         )
 
     def end(self, exchange: Exchange) -> None:
-        """Hand over a body that is complete."""
+        """Deliver a complete body."""
         if exchange.ended:
             self.let_go(exchange)
         elif exchange.streamed_to is None:
@@ -113,7 +113,7 @@ class Intake:
         self.paused = False
 
     def lost(self) -> Exchange | None:
-        """Take the end of the connection; return the exchange whose body was being read."""
+        """Handle the end of the connection; return the exchange whose body was being read."""
         exchange, self.exchange = self.exchange, None
         # An exchange that somebody still works on keeps its connection, which need not keep half a body for it.
         self._reader.drop()
@@ -122,7 +122,7 @@ class Intake:
     # What is held
 
     def hold(self, exchange: Exchange, body: bytes) -> None:
-        """Hand over a body that came whole."""
+        """Deliver a body that arrived in one piece."""
         exchange.body = body
         exchange.buffered = len(body)
         self._budget.held += len(body)
@@ -135,20 +135,20 @@ class Intake:
         return True
 
     def refund(self, exchange: Exchange, count: int) -> None:
-        """Count so many of them as held no more."""
+        """Count so many bytes as released."""
         count = min(count, exchange.buffered)
         exchange.buffered -= count
         self._budget.give(count)
 
     def let_go(self, exchange: Exchange) -> None:
-        """Count the body of this exchange as held no more."""
+        """Count the body of this exchange as released."""
         self._budget.held -= exchange.buffered
         exchange.buffered = 0
         if exchange is self.exchange:
             self._reader.drop()
 
     def too_much(self, exchange: Exchange, size: int, held: int) -> HttpError | None:
-        """Say why so much of this exchange's body can't be held, in bytes of content and of memory.
+        """Return why so much of this exchange's body can't be held, in bytes of content and of memory.
 
         None: it can, or the application had it streamed.
         """
@@ -164,7 +164,7 @@ class Intake:
         return None
 
     def no_room(self) -> HttpError:
-        """Say that the budget is spent."""
+        """Return the error for a used-up budget."""
         self._budget.short = True
         limit = f"{self._budget.limit:.0f} bytes"
         text = f"with this body over {limit} would be buffered; raise bodies.maxBuffered or replicas"

@@ -47,18 +47,18 @@ class Outgoing:
         self.limit = max_pipelined
 
     def append(self, exchange: Exchange) -> None:
-        """Let an exchange wait for its turn."""
+        """Add an exchange that waits for its turn."""
         if self.queue:
             exchange.hold()
         self.queue.append(exchange)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that were answered before their turn."""
+        """Bytes of answers that wait for their turn."""
         return sum(exchange.held_bytes for exchange in self.queue) if len(self.queue) > 1 else 0
 
     def keeps_open(self, exchange: Exchange, *, final: bool, draining: bool) -> bool:
-        """Say whether the connection outlives this answer; `final`: the rest of the request's body is not wanted."""
+        """Return whether the connection stays open after this answer; `final`: skip the rest of the request's body."""
         if not exchange.keep_alive:
             return False
         if exchange is self._intake.exchange:
@@ -72,7 +72,7 @@ class Outgoing:
         return True
 
     def answered(self, exchange: Exchange) -> None:
-        """Go on with the next exchange; this, the first of them, is answered."""
+        """Continue with the next exchange; this one, the first, is answered."""
         queue, intake = self.queue, self._intake
         queue.popleft()
         if exchange.buffered:
@@ -95,7 +95,7 @@ class Outgoing:
             self.advance(queue[0])
 
     def advance(self, exchange: Exchange) -> None:
-        """Let this exchange be answered: its turn has come."""
+        """Send this exchange's answer: it is next."""
         if self._intake.continue_for is exchange:
             self._intake.continue_for = None
             if not exchange.started:
@@ -109,7 +109,7 @@ class Outgoing:
             exchange.resume_writing()
 
     def abort(self, exchange: Exchange) -> None:
-        """Cut the connection when it is the turn of this exchange."""
+        """Abort the connection when this exchange is next."""
         exchange.ended = True
         self._wire.move_to(Phase.ENDING)
         self._aborted = exchange
@@ -117,7 +117,7 @@ class Outgoing:
             reset(self._wire.transport)
 
     def await_switch(self, exchange: Exchange) -> bool:
-        """Read nothing behind this request until it is answered; return False where others are to be answered first."""
+        """Read nothing after this request until it is answered; return False if others have to be answered first."""
         if self.queue[0] is not exchange or self._wire.eof:
             return False
         self.limit = 1
@@ -135,7 +135,7 @@ class Outgoing:
             self._wire.write([CONTINUE])
 
     def finish(self) -> None:
-        """Close behind the last answer; linger where input is unread."""
+        """Close after the last answer; linger if input is unread."""
         wire = self._wire
         if wire.eof or (self._intake.exchange is None and wire.phase < Phase.REFUSED):
             wire.close()

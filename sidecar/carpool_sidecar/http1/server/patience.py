@@ -1,4 +1,4 @@
-"""How long a client may take over what it has to send."""
+"""The time limits for what a client sends."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ class Patience:
         self.deadline = now + limits.idle_timeout
 
     def await_request(self, now: float) -> None:
-        """Give the client time until its next request."""
+        """Start the time until the next request."""
         self.deadline = now + self._limits.idle_timeout
 
     def await_protocol(self, now: float) -> None:
-        """Give the client time to say which protocol it speaks."""
+        """Start the time until the protocol is known."""
         self.deadline = min(self.deadline, now + self._limits.head_timeout)
 
     def await_head(self, now: float) -> None:
-        """Give the client time for a head that has begun."""
+        """Start the time for a head."""
         self.deadline = now + self._limits.head_timeout
 
     def await_body(self, now: float) -> None:
-        """Give the client time for a body that begins."""
+        """Start the time for a body."""
         self._body_since = now
         self.deadline = now + self._limits.body_timeout
 
     def pause(self, now: float) -> None:
-        """Take note that a body is not read from now on."""
+        """Note that reading of a body pauses."""
         self._paused_at = now
         self.deadline = NEVER
 
     def resume(self, now: float) -> None:
-        """Take note that it is read again."""
+        """Note that reading resumes."""
         self._body_since += now - self._paused_at
         self.deadline = now + self._limits.body_timeout
 
     def head_is_late(self) -> HttpError:
-        """Say what is wrong where the time for a head is over."""
+        """Return the error if the time for a head is over."""
         text = f"the head took over {self._limits.head_timeout:g} s; raise head_timeout"
         return HttpError(408, "head-timeout", text)
 
     def body_is_late(self, now: float, size: int) -> HttpError | None:
-        """Say what is wrong where the time for a body is over; None: by its `size` so far it has earned more."""
+        """Return the error if the time for a body is over; None: its `size` so far allows more time."""
         limits = self._limits
         earned = self._body_since + limits.body_timeout + size / limits.min_body_rate
         if now < earned:
@@ -77,11 +77,11 @@ class Patience:
         return now - self._body_since
 
     def used_by_head(self, now: float) -> float:
-        """Return the share that is used of the time for a head."""
+        """Return the used share of the time for a head."""
         return 1.0 - (self.deadline - now) / self._limits.head_timeout
 
     def used_between(self, now: float, *, first: bool) -> float:
-        """Return the share that is used of the time until the next request; until the `first` one that is shorter."""
+        """Return the used share of the time until the next request; that until the `first` one is shorter."""
         limits = self._limits
         idle = now - (self.deadline - limits.idle_timeout)
         return idle / (limits.head_timeout if first else limits.idle_timeout)

@@ -1,4 +1,4 @@
-"""The way to and from one client: what was not read yet, what it has not taken yet, and how the connection ends."""
+"""The transport of one client: unread and unsent data, and how the connection ends."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class Phase(IntEnum):
-    """How far a connection is. It only moves down this list."""
+    """The phase of a connection. It only moves down this list."""
 
     UNKNOWN = 0
-    """Too little came to say whether the client speaks HTTP/1.1."""
+    """Too little data has arrived to know whether the client speaks HTTP/1.1."""
     OPEN = 1
     """Requests are read."""
     ENDING = 2
-    """What else comes in is not a request for us. What was asked is answered; then the connection closes."""
+    """Further data is not read as requests. The requests so far are answered, then the connection closes."""
     REFUSED = 3
-    """Likewise, and the client may still be sending what we refused to read."""
+    """The same, and the client may still send data that was refused."""
     LINGERING = 4
-    """The last answer is written and our side has ended. What comes in is dropped until the client ends its own."""
+    """The last answer is written and our side has ended. Further data is dropped until the client ends its side."""
 
 
 class Wire:
-    """A client's transport, and what is counted of it.
+    """A client's transport, and the memory counted for it.
 
     `deadline` is when the client has to have taken some of what was written. `eof`: it has sent all.
     """
@@ -57,12 +57,12 @@ class Wire:
         self._budget = budget
         self.phase = phase
         self.unread = b""
-        """What came and was not read yet: the beginning of a head, or requests beyond the pipelining limit."""
+        """Data that was not read yet: the start of a head, or requests beyond the pipelining limit."""
         self.eof = False
         self.writable = True
         self.deadline = NEVER
         self.written = 0
-        """Bytes handed to the transport."""
+        """Bytes written to the transport."""
         self._counted = 0  # of these, up to the last that are counted elsewhere
         self._taken = 0  # of these, what the client had taken when last looked
         # What waits for the client, or before its turn: looked at with every tick.
@@ -71,7 +71,7 @@ class Wire:
         transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
 
     def write(self, pieces: list[Buffer]) -> None:
-        """Hand pieces to the transport, each as it is."""
+        """Write the pieces to the transport without copies."""
         transport = self.transport
         if transport.is_closing():
             return
@@ -83,28 +83,28 @@ class Wire:
 
     @property
     def unsent(self) -> int:
-        """Bytes that the system has not taken yet. What it has it sends, whatever becomes of this process."""
+        """Bytes that the operating system has not accepted yet. It sends the others even if this process ends."""
         return self.transport.get_write_buffer_size()
 
     # A client that reads slowly
 
     def pause(self) -> None:
-        """Take note that the client reads too slowly, and give it time."""
+        """Note that the client reads too slowly, and start its time."""
         self.writable = False
         self.await_client()
 
     def resume(self) -> None:
-        """Take note that it has caught up."""
+        """Note that the client has caught up."""
         self.writable = True
         self.deadline = NEVER
 
     def await_client(self) -> None:
-        """Give the client time to take some of what was written."""
+        """Start the client's time to read some of the written data."""
         self._taken = self.written - self.unsent
         self.deadline = self._clock() + self._limits.write_timeout
 
     def is_overdue(self, now: float) -> bool:
-        """Say whether the client has taken nothing for too long; one that has taken some gets more time."""
+        """Return whether the client has read nothing for too long; a client that has read some gets more time."""
         if now < self.deadline:
             return False
         if self.phase is Phase.LINGERING or self.written - self.unsent == self._taken:
@@ -113,13 +113,13 @@ class Wire:
         return False
 
     def holds_back(self, now: float, patience: float) -> int:
-        """Return the bytes held for a client that has not taken them for so long."""
+        """Return the bytes held for a client that did not read them for so long."""
         return self.unsent if now - self._waiting_since > patience else 0
 
     def weigh(self, now: float, early: int) -> None:
-        """Count what the client does not take, and what it has sent before its turn; `early`: bytes of such answers.
+        """Count unsent and unread bytes of this client; `early`: bytes of answers that wait for their turn.
 
-        That is counted late, and without asking for room: it is here already. What could be asked for is.
+        This is counted afterwards, without a check of the budget: the memory is in use already.
         """
         unsent = self.unsent
         waiting = len(self.unread) + min(unsent, self.written - self._counted) + early
@@ -137,17 +137,17 @@ class Wire:
     # The end
 
     def move_to(self, phase: Phase) -> None:
-        """Be as far as that, at least."""
+        """Move to this phase, unless the connection is beyond it."""
         self.phase = max(self.phase, phase)
 
     def close(self) -> None:
-        """Close once what was written is sent."""
+        """Close after all written data was sent."""
         self.move_to(Phase.ENDING)
         self.transport.close()
         self.await_client()
 
     def linger(self) -> None:
-        """End our side, and read on for a moment until the client ends its own.
+        """End our side, and read for a moment until the client ends its side.
 
         Closing with input unread resets the connection, and the reset overtakes the answer.
         """
@@ -157,7 +157,7 @@ class Wire:
         self.deadline = self._clock() + self._limits.linger_timeout
 
     def lost(self) -> None:
-        """Take the end of the connection."""
+        """Handle the end of the connection."""
         self.move_to(Phase.ENDING)
         self.unread = b""
         self._budget.give(self._waiting)
