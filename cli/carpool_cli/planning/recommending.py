@@ -101,7 +101,7 @@ def recommend(
         for size in (limits.max_batch, inflection(service, limits.max_batch))
     ]
     zero_wait = min(greedy, key=rank)
-    alone = forecaster.assess(replace(start, max_batch=situation.rows, max_wait=Duration(0.0)))
+    alone = forecaster.assess(replace(start, max_batch=situation.usual_rows, max_wait=Duration(0.0)))
     reasons = []
     if choice.is_fast:
         reasons.append(f"{messages.busy(aim, best)}: the least latency within the target")
@@ -211,7 +211,7 @@ def _bound(forecaster: Forecaster, best: Assessment, largest_safe: int | None) -
     """Return what limits the batch size or the wait."""
     situation, parameters = forecaster.situation, best.parameters
     limits, size = situation.limits, parameters.max_batch
-    alone = situation.service.time(situation.rows)
+    alone = situation.service.time(situation.usual_rows)
     if alone >= situation.target:
         return (
             f"bounded by the device: a request takes {format_seconds(alone)} there without any other, "

@@ -154,6 +154,6 @@ class Replay(Forecaster):
         key = factor, 0, 0
         if key not in self._loads:
             times = [time * self._slower / factor for time in self._times]
-            rows = self.situation.rows if self._rows is None else list(self._rows)
+            rows = self.situation.usual_rows if self._rows is None else list(self._rows)
             self._loads[key] = Played(times, rows, self._groups, sampling.draws(self.situation.service.noise))
         return self._loads[key]

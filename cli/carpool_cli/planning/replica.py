@@ -99,7 +99,7 @@ def unmeasured_beyond(situation: Situation) -> int | None:
 def reliable(situation: Situation, parameters: Parameters) -> int:
     """Return the largest batch, in rows, for which a forecast of ``parameters`` has measurements."""
     limits = replace(situation.limits, max_batch=parameters.max_batch)
-    return min(parameters.max_batch, max(largest_reliable(situation.service, limits), situation.rows))
+    return min(parameters.max_batch, max(largest_reliable(situation.service, limits), situation.usual_rows))
 
 
 def fixed(situation: Situation, parameters: Parameters, load: Collection[float] = ()) -> Replica:
@@ -109,7 +109,8 @@ def fixed(situation: Situation, parameters: Parameters, load: Collection[float] 
     that matter most.
     """
     able = replace(parameters, max_batch=reliable(situation, parameters))
-    measured = replace(able, max_batch=min(able.max_batch, max(situation.service.largest_measured, situation.rows)))
+    largest = max(situation.service.largest_measured, situation.usual_rows)
+    measured = replace(able, max_batch=min(able.max_batch, largest))
     found = _played(situation, capacity(situation, [measured]).rate, lambda _: able, load)
     return replace(found, settings=(parameters,) * len(found.settings))
 
@@ -124,7 +125,7 @@ def zero_wait(situation: Situation, load: Collection[float] = ()) -> Replica:
 def unbatched(situation: Situation, load: Collection[float] = ()) -> Replica:
     """Return a replica without batching, with as many requests at once as the device computes."""
     flights = known_flights(situation.service, situation.limits)
-    return fixed(situation, Parameters(max_batch=situation.rows, max_in_flight=flights), load)
+    return fixed(situation, Parameters(max_batch=situation.usual_rows, max_in_flight=flights), load)
 
 
 def tuned(
@@ -151,7 +152,7 @@ def _candidates(situation: Situation) -> list[Parameters]:
 
 
 def _sizes(situation: Situation) -> list[int]:
-    return productive_sizes(situation.service, situation.limits, also=situation.rows)
+    return productive_sizes(situation.service, situation.limits, also=situation.usual_rows)
 
 
 def _played(
@@ -165,7 +166,7 @@ def _played(
     Raises ``click.ClickException`` if ``most`` is 0.
     """
     if most <= 0:
-        named, alone = parameters_at(situation).describe(), situation.service.time(situation.rows)
+        named, alone = parameters_at(situation).describe(), situation.service.time(situation.usual_rows)
         raise click.ClickException(
             f"no rate meets an SLO of {format_seconds(situation.target)} with {named}: a request takes "
             f"{format_seconds(alone)} by itself; it needs a longer SLO, or another setting"
@@ -181,5 +182,5 @@ def _played(
         busy.append(min(found.utilization * min(executors, parameters.max_in_flight) / executors, 1.0))
         missed.append(found.miss_fraction)
         settings.append(parameters)
-    single = situation.service.time(situation.rows) / situation.service.executors
+    single = situation.service.time(situation.usual_rows) / situation.service.executors
     return Replica(most, tuple(rates), tuple(busy), tuple(missed), tuple(settings), single)

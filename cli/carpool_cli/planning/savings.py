@@ -121,7 +121,7 @@ def situation_of(found: Running) -> Situation:
         target=found.policy.slo.due,
         budget=assumptions.budget(found.policy),
         limits=found.limits,
-        rows=max(round(sum(rows for _, rows in found.arrivals) / len(found.arrivals)), 1),
+        rows=sum(rows for _, rows in found.arrivals) / len(found.arrivals),
         quantiles=found.policy.slo.percentiles[:-1],
     )
 

@@ -69,16 +69,16 @@ def capacity(situation: Situation, settings: Sequence[Parameters], by_hand: Para
     The first setting is searched by bisection. Each further one is played once, at the best rate so far; searched only
     if it meets the SLO there: some 20 forecasts in all, 30 with several batches in flight.
     """
-    service, rows = situation.service, situation.rows
-    most = max(service.capacity(each.max_batch, each.max_in_flight) / rows for each in settings)
+    service, usual = situation.service, situation.usual_rows
+    most = max(service.capacity(each.max_batch, each.max_in_flight) for each in settings) / situation.rows
     # The number of arrivals is chosen for the highest rate, and is enough for lower ones.
     process = replace(situation.process, rate=most)
     forecaster = Forecaster(replace(situation, process=process), parts=0 if isinstance(process, Poisson) else SAMPLES)
     best, found = _search(forecaster, settings)
     unheld = [replace(each, max_wait=Duration(situation.limits.min_wait)) for each in settings]
     without = found if best in unheld else _search(forecaster, dict.fromkeys(unheld))[1]
-    single = replace(best, max_batch=rows, max_wait=Duration(situation.limits.min_wait))
-    alone = _highest(forecaster, single, 0.0, min(1.0, service.capacity(rows, best.max_in_flight) / rows / most))
+    single = replace(best, max_batch=usual, max_wait=Duration(situation.limits.min_wait))
+    alone = _highest(forecaster, single, 0.0, min(1.0, service.capacity(usual, best.max_in_flight) / usual / most))
     lower = found if _holds(forecaster, best, found, upper=True) else _highest(forecaster, best, 0.0, found, upper=True)
     hand = 0.0 if by_hand is None else found if by_hand == best else _highest(forecaster, by_hand, 0.0, 1.0)
     return Capacity(found * most, lower * most, best, without * most, alone * most, hand * most)
@@ -108,7 +108,7 @@ def candidates(situation: Situation, sizes: Sequence[int], flights: int) -> list
     able = [size for size in sizes if 2 * service.time(size) <= target] or [min(sizes)]
     best = sorted(able, key=lambda size: -service.capacity(size, flights))[:SIZES]
     slower = [size for size in sizes if size > max(able) and service.time(size) <= target]
-    single = max(min(situation.rows, limits.max_batch), sizes[0])  # without batching, and no request is cut
+    single = max(min(situation.usual_rows, limits.max_batch), sizes[0])  # without batching, and no request is cut
     return [Parameters(size, wait, flights) for size in dict.fromkeys((*best, *slower, single)) for wait in waits]
 
 

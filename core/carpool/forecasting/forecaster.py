@@ -51,8 +51,8 @@ class Situation(Struct, frozen=True):
     limits: Limits
     margin: float = 1.0
     """Share of the target within which answers are planned. Batches always leave by the whole target."""
-    rows: int = 1
-    """Rows of a usual request."""
+    rows: float = 1
+    """Mean rows of a request."""
     row_shares: tuple[float, ...] = ()
     """Shares of requests by rows, in powers of two, as ``ModelStats.request_rows``; empty: all have ``rows``."""
     quantiles: tuple[tuple[float, float], ...] = ()
@@ -61,6 +61,11 @@ class Situation(Struct, frozen=True):
     """Share of the arrivals that can share a batch with the next one (``batchable_share``)."""
     largest: int | None = None
     """Rows that a batch may have if that is less than ``max_batch`` (``size_limit``)."""
+
+    @property
+    def usual_rows(self) -> int:
+        """Rows of a usual request: the rounded mean."""
+        return max(round(self.rows), 1)
 
 
 class Assessment:
@@ -253,11 +258,10 @@ class Forecaster:
 
     def _drawn(self, factor: float, sample: int, count: int) -> Load:
         situation = self.situation
-        drawn = sampling.rows(situation.row_shares, count, sample) if situation.row_shares else None
-        mean = sum(drawn) / len(drawn) if drawn else situation.rows
-        factor *= situation.rows / mean
-        times = sampling.times(situation.process, count, factor, sample, self.parts)
-        return Load(times, drawn or situation.rows, self._groups, sampling.draws(situation.service.noise, sample))
+        rows = sampling.rows(situation.row_shares, count, sample) if situation.row_shares else situation.usual_rows
+        scale = situation.rows / (rows if isinstance(rows, int) else sum(rows) / len(rows))
+        times = sampling.times(situation.process, count, factor * scale, sample, self.parts)
+        return Load(times, rows, self._groups, sampling.draws(situation.service.noise, sample), scale)
 
     def rest(self) -> None:
         """Drop large data that is quickly made again: an operator has a thousand of these, and most are idle."""
@@ -275,9 +279,9 @@ class Forecaster:
         """Return a setting as the Batcher applies it: if no request can share a batch, it holds none."""
         situation = self.situation
         if situation.largest is not None and situation.largest < parameters.max_batch:
-            parameters = replace(parameters, max_batch=max(situation.largest, situation.rows))
+            parameters = replace(parameters, max_batch=max(situation.largest, situation.usual_rows))
         if situation.share <= batchable_share.NONE:
-            return replace(parameters, max_wait=Duration(0.0), max_batch=situation.rows)
+            return replace(parameters, max_wait=Duration(0.0), max_batch=situation.usual_rows)
         return parameters if self.holds(parameters.max_wait) else replace(parameters, max_wait=Duration(0.0))
 
     def holds(self, wait: float) -> bool:
@@ -357,7 +361,7 @@ class Forecaster:
         load = self.load()
         if number and self.samples > 1:
             # Not kept: a hundred may be played, each once.
-            arrivals = sampling.drawn(self.situation.process, self.requests, number)
+            arrivals = sampling.drawn(self.situation.process, self.requests, number, load.scale)
             load = load._replace(arrivals=arrivals, draws=sampling.draws(self.situation.service.noise, number))
         latencies: list[float] = []
         situation = self.situation
@@ -369,8 +373,8 @@ class Forecaster:
         """Return the share of the device's capacity that single requests would take at ``HEADROOM`` times the load."""
         situation, service = self.situation, self.situation.service
         # Below the smallest measured size a line may end at 1 ms when the true latency is 13 ms.
-        is_measured = service.sizes[0] <= situation.rows
-        seconds = service.time(situation.rows) if is_measured else service.upper(situation.rows)
+        rows = situation.usual_rows
+        seconds = service.time(rows) if service.sizes[0] <= rows else service.upper(rows)
         return HEADROOM * situation.process.rate * seconds / service.executors
 
     def saving(self, one: Assessment, other: Assessment) -> float:

@@ -73,6 +73,8 @@ class Load(NamedTuple):
     """Shares of the requests that have one batch key each."""
     draws: tuple[float, ...] = (1.0,)
     """Multipliers of batch times."""
+    scale: float = 1.0
+    """Requests played for each real one: as many rows come, but drawn rows have another mean."""
 
 
 def forecast(
@@ -104,9 +106,9 @@ def forecast(
         mean=math.fsum(run.latencies) / served if served else math.inf,
         miss_fraction=1 - on_time / count,
         shed_fraction=1 - served / count,
-        goodput=on_time / span,
-        throughput=served / span,
-        device_time=run.busy / served if served else 0.0,
+        goodput=on_time / load.scale / span,
+        throughput=served / load.scale / span,
+        device_time=load.scale * run.busy / served if served else 0.0,
         mean_batch=run.rows / len(run.sizes) if run.sizes else 0.0,
         utilization=run.work / (rules.concurrency * span),
         requests=count,
@@ -130,7 +132,7 @@ def glance(load: Load, service: ServiceTime, parameters: Parameters, target: flo
     count, span = len(arrivals), max(run.end, arrivals[-1]) - arrivals[0]
     return Glance(
         miss_fraction=run.misses / count,
-        device_time=run.busy / count,
+        device_time=load.scale * run.busy / count,
         mean=waited / count,
         utilization=run.work / (rules.concurrency * span),
         together=run.squares / run.misses if run.misses else 1.0,

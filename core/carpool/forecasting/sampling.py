@@ -36,12 +36,13 @@ def times(process: arrivals.Fitted, count: int, factor: float = 1.0, sample: int
     return [(time - begin) / rate for time in run]
 
 
-def drawn(process: arrivals.Fitted, count: int, sample: int) -> list[float]:
+def drawn(process: arrivals.Fitted, count: int, sample: int, factor: float = 1.0) -> list[float]:
     """List ``count`` arrivals at a rate that varies by chance: a tail over many samples has to include that."""
-    return [time / process.rate for time in _unit_drawn(_at_one(process), count, sample)]
+    rate = process.rate * factor
+    return [time / rate for time in _unit_drawn(_at_one(process, factor), count, sample)]
 
 
-def _at_one(process: arrivals.Fitted, factor: float = 1.0) -> arrivals.Fitted:
+def _at_one(process: arrivals.Fitted, factor: float) -> arrivals.Fitted:
     """Return the process at ``factor`` times its load, scaled to one arrival per unit; bursts last as many seconds."""
     more = {"lasting": process.lasting * process.rate * factor} if isinstance(process, arrivals.Modulated) else {}
     return replace(process, rate=1.0, **more)

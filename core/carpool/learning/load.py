@@ -38,6 +38,9 @@ FINER = 0.01
 """A better measured rate replaces the estimate if it differs by this share: near the capacity a few percent decide
 which batch size carries the load."""
 
+ENOUGH_REQUESTS = 1000
+"""Requests over which rows per request are averaged."""
+
 ENOUGH_INTERVALS = 10
 """Intervals from which their dispersion is used."""
 
@@ -78,12 +81,16 @@ class Load:
         self.tolerance = tolerance
         self._intervals: deque[_Interval] = deque()
         self._local: deque[_Interval] = deque()
-        self._believed: Fitted | None = None
+        self.process: Fitted | None = None
+        """The arrival process to forecast with; ``None`` without arrivals."""
         self._reported = 0.0
         """Rate when a change was last reported."""
         self._evidence = 0
         """Arrivals that the estimate was measured with."""
-        self._rows = 1.0
+        self.rows = 1.0
+        """Mean rows per request."""
+        self._requests = 0
+        """Requests that it was averaged over."""
         self._straddles = False
         self._dispersion = UNMEASURED
         """Variance over mean of the counts of intervals, when it was last measured."""
@@ -91,22 +98,12 @@ class Load:
     @property
     def rate(self) -> float:
         """Estimated requests per second; 0 before any."""
-        return self._believed.rate if self._believed is not None else 0.0
-
-    @property
-    def process(self) -> Fitted | None:
-        """The arrival process to forecast with; ``None`` without arrivals."""
-        return self._believed
+        return self.process.rate if self.process is not None else 0.0
 
     @property
     def measured(self) -> Fitted | None:
         """The process fitted to all remembered counts: the estimate may still be from the first few seconds."""
-        return self._process(self.rate, self._local) if self._believed is not None else None
-
-    @property
-    def rows(self) -> float:
-        """Mean rows per request."""
-        return self._rows
+        return self._process(self.rate, self._local) if self.process is not None else None
 
     def observe(self, seconds: float, arrivals: int, squared: int, windows: int, rows: int, replicas: int = 1) -> bool:
         """Add the counts of the last ``seconds``, summed over all ``replicas``; return whether the load changed.
@@ -117,21 +114,22 @@ class Load:
             return False
         lasted = seconds / replicas
         if arrivals:
-            self._rows += (rows / arrivals - self._rows) * min(1.0, arrivals / 300)
+            self._requests = min(self._requests + arrivals, ENOUGH_REQUESTS)
+            self.rows += (rows / arrivals - self.rows) * min(arrivals / self._requests, 1.0)
         interval = _Interval(lasted, seconds, WindowCounts(windows, arrivals, squared))
         if self._straddles:
             # The remembered counts span the jump: their mean is neither load, and their dispersion includes the jump.
             self._intervals.clear()
             self._local.clear()
         self._local.append(interval)
-        precise = PRECISE * (self._believed or Poisson(0.0)).dispersion, LONG_MEMORY
+        precise = PRECISE * (self.process or Poisson(0.0)).dispersion, LONG_MEMORY
         _forget(self._local, MEMORY, precise)
         self._intervals.append(interval)
         if self._straddles:
             self._straddles = False
             return self._believe()
         _forget(self._intervals, MEMORY, precise, (ENOUGH_ARRIVALS, LONGEST_MEMORY))
-        if self._believed is None:
+        if self.process is None:
             return self._believe()
         since = self._jumped()
         if since:
@@ -166,7 +164,7 @@ class Load:
 
     def _spread(self) -> float:
         """Return variance over mean of counts without the last second, which would hide a jump."""
-        lasting = (self._believed or Poisson(0.0)).dispersion
+        lasting = (self.process or Poisson(0.0)).dispersion
         return max(self._between(self._earlier(), neighbours=True), lasting)
 
     def _earlier(self) -> list[_Interval]:
@@ -228,7 +226,7 @@ class Load:
 
     def _believe(self, *, report: bool = True) -> bool:
         """Take the remembered counts as the estimate; return whether the load changed, not only its precision."""
-        before = self._believed
+        before = self.process
         self._evidence = _arrivals(self._intervals)
         rate, _ = self._measured()
         evidence = self._earlier()
@@ -240,8 +238,8 @@ class Load:
         else:
             # There are never many long intervals; then their windows are the evidence.
             self._dispersion = max(windows.dispersion, 1.0)
-        self._believed = self._process(rate, evidence) if rate > 0 else None
-        changed = self._believed != before and (report or type(self._believed) is not type(before))
+        self.process = self._process(rate, evidence) if rate > 0 else None
+        changed = self.process != before and (report or type(self.process) is not type(before))
         if changed:
             self._reported = self.rate
         return changed
@@ -252,7 +250,7 @@ class Load:
         if total.windows >= ENOUGH_WINDOWS and total.arrivals < THIN * total.windows:
             return Poisson(rate)
         if total.windows < ENOUGH_WINDOWS or total.arrivals < total.windows:
-            return at_rate(self._believed, rate)
+            return at_rate(self.process, rate)
         # Several replicas share the same bursts: their sums have a higher dispersion than each one's counts.
         single = len(intervals) >= ENOUGH_INTERVALS and all(each.seconds == each.lasted for each in intervals)
         return fitted(rate, total, self._between(intervals), fmean(each.seconds for each in intervals) * single)

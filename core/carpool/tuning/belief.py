@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.learning.batchable_share import Sharing
 from carpool.learning.change_detection import has_changed, is_another_model
 from carpool.learning.latency_model import LatencyLearner
-from carpool.learning.load import Load
+from carpool.learning.load import ENOUGH_REQUESTS, Load
 from carpool.learning.size_limit import SizeLimit
 
 if TYPE_CHECKING:
@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from carpool.exchange.decision import Observation
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
-
-
-ENOUGH_REQUESTS = 1000
-"""Requests over which rows per request are averaged."""
-
-ROW_SHARES_MOVED = 0.1
-"""Change of a share that needs another forecast."""
 
 
 class Moved(NamedTuple):
@@ -73,20 +66,15 @@ class Belief:
         )
 
     def _count_rows(self, counts: Sequence[int]) -> None:
-        """Learn how many rows requests have; the shares change when a new measurement differs clearly."""
+        """Learn how many rows requests have: one request in a hundred may be so large that it makes the others late."""
         if not any(counts):
             return
         known = self._row_counts or [0.0] * len(counts)
         keep = 1.0 if sum(known) < ENOUGH_REQUESTS else 1 - min(sum(counts) / ENOUGH_REQUESTS, 0.5)
         self._row_counts = [keep * before + count for before, count in zip(known, counts, strict=True)]
         total = sum(self._row_counts)
-        shares = tuple(round(count / total, 2) for count in self._row_counts)
-        kinds = sum(share > 0 for share in shares)
-        old = self.row_shares or (0.0,) * len(shares)
-        if kinds < 2:
-            self.row_shares = ()
-        elif max(abs(new - before) for new, before in zip(shares, old, strict=True)) > ROW_SHARES_MOVED:
-            self.row_shares = shares
+        shares = tuple(round(count / total, 3) for count in self._row_counts)
+        self.row_shares = shares if sum(share > 0 for share in shares) > 1 else ()
 
     @property
     def service(self) -> ServiceTime | None:

@@ -242,7 +242,8 @@ def _pass_or_batch(forecaster: Forecaster, efficient: Assessment, current: Param
     if forecaster.saving(efficient, through) >= enough:
         return efficient
     # If a backlog soon ends pass-through, the forecast is one of batching without a wait.
-    return through if through.now.mean_batch <= MOSTLY_ALONE * forecaster.situation.rows else efficient
+    single = forecaster.situation.rows / forecaster.load().scale
+    return through if through.now.mean_batch <= MOSTLY_ALONE * single else efficient
 
 
 # ------------------------------------------------------------------------------------------------- latency first
@@ -269,17 +270,17 @@ def _fastest(
     through = _passing(forecaster, (best or forecaster.assess(current)).parameters)
     # A backlog is forecast as batching; requests that come alone are forecast from single requests.
     flights = known_flights(service, situation.limits, 2)
-    alone = forecaster.assess(Parameters(situation.rows, Duration(0.0), flights))
+    alone = forecaster.assess(Parameters(situation.usual_rows, Duration(0.0), flights))
     if not (alone.holds_ahead and aim.keeps_target(alone, slack)):
         return best
     limit = 1 + (FASTER if current.pass_through else ALIKE)
-    if service.largest_measured <= situation.rows:
+    if service.largest_measured <= situation.usual_rows:
         # Batch latency is unknown. If requests seldom overlap it hardly matters; if they do, those that overlap are
         # batched without a wait, and show it.
-        if alone.mean <= limit * service.time(situation.rows):
+        if alone.mean <= limit * service.time(situation.usual_rows):
             return through
-        size = current.max_batch if current.max_batch > situation.rows and not current.pass_through else 0
-        pairs = Parameters(size or 2 * situation.rows, Duration(0.0), flights)
+        size = current.max_batch if current.max_batch > situation.usual_rows and not current.pass_through else 0
+        pairs = Parameters(size or 2 * situation.usual_rows, Duration(0.0), flights)
         return forecaster.assess(situation.limits.clamp(pairs))
     if best is None:
         return through

@@ -170,7 +170,7 @@ class Plan:
             margin=guards.margin.factor,
             budget=requirements.budget,
             limits=limits,
-            rows=max(1, round(belief.load.rows)),
+            rows=belief.load.rows,
             row_shares=belief.row_shares,
             quantiles=requirements.quantiles,
             share=belief.sharing.share,
@@ -202,12 +202,13 @@ class Plan:
         process = self._load.measured if self._load is not None else None
         if self.forecaster is None or process is None:
             return None
-        situation = replace(self.forecaster.situation, process=_rounded(process))
+        situation = self.forecaster.situation
+        situation = replace(situation, process=_rounded(process), rows=_stepped(situation.rows))
         settings = [parameters]
         if best or not self._requirements.held:
             sizes = productive_sizes(situation.service, situation.limits, also=parameters.max_batch)
             settings = candidates(situation, sizes, known_flights(situation.service, situation.limits))
-        by_hand = self._requirements.by_hand(max(situation.service.largest_measured, situation.rows))
+        by_hand = self._requirements.by_hand(max(situation.service.largest_measured, situation.usual_rows))
         asked = situation, settings
         if self._capacity is None or self._capacity[0] != asked:
             found = capacity(situation, settings, by_hand)
@@ -239,12 +240,12 @@ class Plan:
 
 def _rounded(process: Fitted) -> Fitted:
     """Return arrivals of the same burstiness, in steps of 2 %, at one a second: a capacity depends on these."""
-
-    def stepped(value: float) -> float:
-        return math.exp(round(math.log(value) / BURSTIER) * BURSTIER)
-
     if isinstance(process, Poisson):
         return Poisson(1.0)
     if isinstance(process, Gamma):
-        return Gamma(1.0, stepped(process.cv))
-    return Modulated(1.0, stepped(process.cv), stepped(process.lasting))
+        return Gamma(1.0, _stepped(process.cv))
+    return Modulated(1.0, _stepped(process.cv), _stepped(process.lasting))
+
+
+def _stepped(value: float) -> float:
+    return math.exp(round(math.log(value) / BURSTIER) * BURSTIER)

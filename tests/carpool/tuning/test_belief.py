@@ -63,6 +63,9 @@ def test_rows_that_differ_are_known_by_their_shares():
     assert belief.row_shares == (), "all have one"
     seen(belief, *[counted(request_rows=[50, 0, 0, 50])] * 3)
     assert belief.row_shares == pytest.approx((0.62, 0.0, 0.0, 0.38), abs=0.15)
-    before = belief.row_shares
-    seen(belief, counted(request_rows=[52, 0, 0, 48]))
-    assert belief.row_shares == before, "a little more or less is no change"
+    # One in a hundred is large, which may decide whether the SLO is met; the first second shows none of them.
+    belief = Belief()
+    seen(belief, counted(request_rows=[60, 40, 0, 0]))
+    assert belief.row_shares[3] == 0
+    seen(belief, *[counted(request_rows=[59, 40, 0, 1])] * 9)
+    assert belief.row_shares == pytest.approx((0.591, 0.4, 0.0, 0.009))
