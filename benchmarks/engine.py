@@ -97,10 +97,12 @@ def gated(folder: Path, upstream: int, cap: int | None = None) -> processes.Proc
     return processes.sidecar(folder, upstream, policy={"slo": slo, **more}, upstream_options={"ready": "/health"})
 
 
-async def overload(port: int, rate: float, seconds: float, seed: int) -> StreamReport:
+async def overload(
+    port: int, rate: float, seconds: float, seed: int, slo: Slo = SLO, warm_up: float = WARM_UP
+) -> StreamReport:
     """Send requests at a rate; those that are unanswered at the end leave."""
     recording = await offered(arrivals("127.0.0.1", port, rate, seconds, seed), seconds)
-    report = summarize(recording, slo=SLO, warm_up=WARM_UP, seconds=seconds - WARM_UP)
+    report = summarize(recording, slo=slo, warm_up=warm_up, seconds=seconds - warm_up)
     print(
         f"  good {report.goodput:.2f}/s of {rate:.2f}/s offered; complete {report.complete}, refused "
         f"{report.errors.get('429', 0)}, left {recording.left_out}; TTFT p50 {_of(report.ttft)}, TPOT p50 "
@@ -175,12 +177,12 @@ class Bodies:
         self.found[-1] += piece
 
 
-async def same_bytes(folder: Path, upstream: int, streams: int) -> int:
+async def same_bytes(folder: Path, upstream: int, streams: int, slo: dict[str, Any] = POLICY) -> int:
     """Return how many of so many streams at once came as the engine sent them."""
     kept: list[bytearray] = []
     tap = await asyncio.get_running_loop().create_server(lambda: Tap(upstream, kept), "127.0.0.1", 0)
     with processes.sidecar(
-        folder, tap.sockets[0].getsockname()[1], policy={"slo": POLICY}, upstream_options={"ready": "/health"}
+        folder, tap.sockets[0].getsockname()[1], policy={"slo": slo}, upstream_options={"ready": "/health"}
     ) as sidecar:
         rng = random.Random(5)
         # Any token, so that characters break within and between events.

@@ -101,12 +101,13 @@ def sidecar(
     policy: dict[str, Any] | None = None,
     upstream_options: dict[str, Any] | None = None,
     env: dict[str, str] | None = None,
+    admin: int = 0,
 ) -> Process:
-    """Start a sidecar in front of a port; with ``parameters`` nothing is tuned."""
+    """Start a sidecar in front of a port; with ``parameters`` nothing is tuned. ``admin``: its port, 0 for any."""
     port = free_port()
     config = {
         "listen": f"127.0.0.1:{port}",
-        "admin": "127.0.0.1:0",
+        "admin": f"127.0.0.1:{admin}",
         "upstream": {"url": f"http://127.0.0.1:{upstream}", **(upstream_options or {})},
         "shutdown": {"lame": "0s", "limit": "1s"},
         "log": "Error",

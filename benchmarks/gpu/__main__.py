@@ -1,8 +1,10 @@
 """Carpool on a real GPU: `python benchmarks/gpu curves onnx serve --out gpu.json`.
 
 `curves`: batch latency of torch. `onnx`: `carpool up --onnx` on CUDA: right answers, what a change of the batch size
-costs, load. `serve`: a torch server alone, and behind a sidecar with zero wait, Balanced and Efficiency. Needs torch,
-onnx, aiohttp and onnxruntime-gpu beside Carpool. `--device cpu` tries the same on a CPU, slowly.
+costs, load. `serve`: a torch server alone, and behind a sidecar with zero wait, Balanced and Efficiency. `llm`: an
+engine for language models in overload: without a gate, with the gate, and with fixed caps. Needs torch, onnx, aiohttp
+and onnxruntime-gpu beside Carpool; `llm` also transformers and psutil. `--device cpu` tries the same on a CPU, slowly;
+`llm` has a tiny model there.
 """
 
 from __future__ import annotations
@@ -11,13 +13,12 @@ import argparse
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 HERE = Path(__file__).parent
 sys.path[0] = str(HERE.parent)
@@ -31,8 +32,9 @@ except ImportError as missing:
     raise SystemExit(f"{missing}: pip install torch onnx onnxscript aiohttp nvidia-ml-py '.[cli,gpu]'") from None
 
 from carpool_sidecar.backends import sessions  # noqa: E402
-from gpu import curves, models  # noqa: E402
+from gpu import curves, llm, models  # noqa: E402
 from gpu.device import Watch  # noqa: E402
+from gpu.process import Process  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,40 +54,6 @@ MOSTLY_LATE = 0.5
 KEPT = ("requests", "ok", "good", "goodShare", "steadyGoodShare", "achievedRate", "errors", "latency", "stalls",
         "generatorLimits")  # fmt: skip
 """Of a report of `carpool bench`."""
-
-
-class Process:
-    """One process of ours; ended on leaving."""
-
-    def __init__(self, command: Sequence[str], ready: str, log: Path) -> None:
-        self.command, self.ready, self.log = command, ready, log
-
-    def __enter__(self) -> Self:
-        """Start it and wait until it is ready."""
-        self.begun = time.monotonic()
-        self.process = subprocess.Popen(self.command, stdout=self.log.open("ab"), stderr=subprocess.STDOUT)
-        while not answers(self.ready):
-            if self.process.poll() is not None or time.monotonic() - self.begun > 120:
-                raise SystemExit(f"{self.command} did not start: {self.log.read_text()[-2000:]}")
-            time.sleep(0.1)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End it."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-
-
-def answers(url: str) -> bool:
-    """Say whether a GET is answered with 200."""
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310 - ours
-            return answer.status == 200
-    except OSError:
-        return False
 
 
 def carpool(*options: str) -> list[str]:
@@ -225,23 +193,31 @@ def curves_of(options: argparse.Namespace) -> list[Any]:
     return found
 
 
-def rates(text: str) -> list[float]:
-    """Read rates."""
+def numbers(text: str) -> list[float]:
+    """Read numbers."""
     return [float(each) for each in text.split(",")]
 
 
 def main() -> None:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(prog="benchmarks/gpu", description=__doc__)
-    parser.add_argument("part", nargs="+", choices=["curves", "onnx", "serve"])
+    parser.add_argument("part", nargs="+", choices=["curves", "onnx", "serve", "llm"])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--model", choices=sorted(models.MODELS), default="bert-base-128")
-    parser.add_argument(
-        "--rates", type=lambda text: [float(each) for each in text.split(",")], default=[20, 150, 400, 1000]
-    )
+    parser.add_argument("--rates", type=numbers, default=[20, 150, 400, 1000])
     parser.add_argument("--seconds", type=float, default=5.0, help="measured at each rate")
     parser.add_argument("--slo", type=float, default=0.05, help="seconds by which an answer is good")
     parser.add_argument("--rounds", type=int, default=100, help="of each batch size")
+    of_llm = parser.add_argument_group("llm")
+    of_llm.add_argument("--llm", choices=sorted(models.LLAMAS), help="default: llama-3.1-8b, on a CPU tiny")
+    of_llm.add_argument("--tpot", type=float, default=0.0, help="target, ms; default: 1.5 times a step of 16 requests")
+    of_llm.add_argument("--full", type=int, default=64, help="requests at once at which the engine is full")
+    of_llm.add_argument("--overload", type=float, default=1.4, help="offered load over what it completes then")
+    of_llm.add_argument("--overload-seconds", type=float, default=22.0, help="of each of the overloads")
+    of_llm.add_argument("--caps", type=lambda text: [int(each) for each in numbers(text)], default=[64, 32, 128])
+    of_llm.add_argument("--attention", default="paged|sdpa", help="of transformers; paged|eager is the other one here")
+    of_llm.add_argument("--idle", type=int, default=50, help="first tokens of an idle engine")
+    of_llm.add_argument("--limit", type=float, default=230.0, help="seconds in which all of it ends")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -254,7 +230,11 @@ def main() -> None:
     }  # fmt: skip
     for part in options.part:
         begun = time.monotonic()
-        found[part] = {"curves": curves_of, "onnx": onnx_files, "serve": serve}[part](options)
+        if part == "llm":
+            found[part] = {}
+            llm.llm(options, found[part], lambda: options.out.write_text(json.dumps(found, indent=1)))
+        else:
+            found[part] = {"curves": curves_of, "onnx": onnx_files, "serve": serve}[part](options)
         print(f"{part}: {time.monotonic() - begun:.0f} s", flush=True)
         options.out.write_text(json.dumps(found, indent=1))
 

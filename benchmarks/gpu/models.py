@@ -96,6 +96,27 @@ MODELS = {
 }
 
 
+LLAMAS: dict[str, dict[str, int]] = {
+    "tiny": {
+        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 32_000,
+    },
+    "llama-3.2-1b": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128_256,
+    },
+    "llama-3.2-3b": {
+        "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128_256,
+    },
+    "llama-3.1-8b": {
+        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128_256,
+    },
+}  # fmt: skip
+"""Configurations of language models for transformers; but for `tiny` the shapes of well-known ones."""
+
+
 def build(name: str, device: str) -> nn.Module:
     """Return the model in half precision on a GPU, in single precision on a CPU; the same weights each time."""
     torch.manual_seed(0)
