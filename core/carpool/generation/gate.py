@@ -120,9 +120,12 @@ class Gate:
         self.pace.backlogged = self.queued > 0
         return actions
 
-    def progress(self, now: float, tokens: float) -> list[Action]:
-        """Count ``tokens`` that streams got after their first since the last call."""
-        self.pace.passed(self.meter.progress(now, tokens))
+    def progress(self, now: float, tokens: float, *, seen: bool = True) -> list[Action]:
+        """Count ``tokens`` that streams got after their first since the last call.
+
+        Not ``seen``: they are assumed, and the step model does not learn from them.
+        """
+        self.pace.passed(self.meter.progress(now, tokens, seen=seen))
         if not self.meter.close():
             return []
         self.calibration.window(self.meter.model, self.slo)
@@ -146,10 +149,13 @@ class Gate:
         request.sequences -= 1
         return self.poll(now)
 
-    def ended(self, request: Request, now: float, output_tokens: int, *, complete: bool = True) -> list[Action]:
+    def ended(
+        self, request: Request, now: float, output_tokens: int, *, complete: bool = True, whole: int | None = None
+    ) -> list[Action]:
         """Note the end of a request in any state: complete, cancelled by its client, or failed.
 
-        ``output_tokens`` of each choice, in the mean.
+        ``output_tokens`` of each choice, in the mean. ``whole``: those of the longest choice, where the answer came
+        whole and its pace was assumed; the step model learns from it.
         """
         request.output_tokens = output_tokens
         if request.state is State.QUEUED:
@@ -157,11 +163,14 @@ class Gate:
         elif request.state is not State.ENDED:
             if request.state is State.DECODING:
                 self._queue(request).tenant(request.tenant).decodes(-request.sequences, self.meter.steps)
+            learned = complete and request.state is State.DECODING
+            if learned and whole is not None:
+                self.meter.learn_answer(request, whole)
             self.meter.ended(request)
             if request.targets is not None:
                 self._tpots -= Counter({request.targets.tpot: 1})
-            if complete and request.state is State.DECODING:
-                self.calibration.ended(request, self.meter)
+            if learned:
+                self.calibration.ended(request, self.meter, whole)
                 self.kv.lengths.add(request)
             else:
                 self.calibration.dropped(request)
