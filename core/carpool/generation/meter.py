@@ -51,6 +51,20 @@ class Totals(NamedTuple):
         return self._replace(row=(*(value * scale for value in self.row[:-1]), self.row[-1]))
 
 
+class Equations:
+    """Where the equations of the step model begin."""
+
+    def __init__(self, start: Totals) -> None:
+        self.window = start
+        """Everything before the present window."""
+        self.seen = True
+        """Whether the tokens of the window were seen, and not assumed."""
+        self.admitted: dict[int, Totals] = {}
+        """Everything before each request with the engine."""
+        self.last = 0.0
+        """Seconds of decoding at the last equation."""
+
+
 class Meter:
     """The engine as seen from outside, in sequences, tokens and seconds. ``model`` learns as windows close."""
 
@@ -72,13 +86,7 @@ class Meter:
         self._at = 0.0
         self._sums = [0.0] * (COUNT + 2)
         """The row of all steps, their seconds, and the prompt rate times seconds."""
-        self._window = self.totals
-        self._seen = True
-        """Whether the tokens of the window were seen, and not assumed."""
-        self._learned_at = 0.0
-        """Seconds of decoding at the last equation."""
-        self._admitted: dict[int, Totals] = {}
-        """Everything before each request."""
+        self._equations = Equations(self.totals)
         self._prompted = 0.0
         """Prompt tokens, fading over the horizon."""
         self._before: dict[int, float] = {}
@@ -111,7 +119,7 @@ class Meter:
     def admitted(self, request: Request) -> None:
         """Count a request that was sent to the engine."""
         self.streams[request.key] = request
-        self._admitted[request.key] = self.totals
+        self._equations.admitted[request.key] = self.totals
         if not self.backlog:
             self._computing_since = self._at
         self.backlog += request.prompt_tokens
@@ -124,7 +132,7 @@ class Meter:
         elapsed = now - self._at
         self._at = now
         if self.decoding:
-            self._seen = self._seen and seen
+            self._equations.seen &= seen
             steps = tokens / self.decoding
             sums = self._sums
             sums[0] += steps
@@ -158,7 +166,7 @@ class Meter:
     def ended(self, request: Request) -> None:
         """Count a request that left the engine, in ``request.state``."""
         oldest = next((each for each in self.streams.values() if each.state is State.PREFILLING), None)
-        del self.streams[request.key], self._admitted[request.key]
+        del self.streams[request.key], self._equations.admitted[request.key]
         self.ends += 1
         if request.state is State.PREFILLING:
             if request is oldest:
@@ -174,15 +182,15 @@ class Meter:
 
     def close(self) -> bool:
         """End the window if it is long enough, and learn from it if its tokens were seen."""
-        window = self.totals.since(self._window)
+        equations = self._equations
+        window = self.totals.since(equations.window)
         # An engine that computes prompts first may have no decode step for seconds: prompts alone are an equation too.
         if window.seconds < WINDOW or (window.row[0] < 1 and not window.row[-1]):
             return False
-        if self._seen:
+        if equations.seen:
             self.model.learn(window.row, window.seconds)
-            self._learned_at = self._sums[-2]
-        self._window = self.totals
-        self._seen = True
+            equations.last = self._sums[-2]
+        equations.window, equations.seen = self.totals, True
         return True
 
     def learn_answer(self, request: Request, tokens: int) -> None:
@@ -190,11 +198,12 @@ class Meter:
 
         That is an equation, too. Only the content of the steps, in the mean, follows from an assumed pace.
         """
-        work = self.totals.since(self._admitted[request.key])
+        equations = self._equations
+        work = self.totals.since(equations.admitted[request.key])
         if not work.row[0]:
             return
-        fade = FADE ** ((self._sums[-2] - self._learned_at) / WINDOW)
-        self._learned_at = self._sums[-2]
+        fade = FADE ** ((self._sums[-2] - equations.last) / WINDOW)
+        equations.last = self._sums[-2]
         self.model.learn(work.of(tokens).row, work.seconds, fade)
 
     def generated(self, request: Request) -> float:

@@ -162,7 +162,8 @@ def longest(body: bytes | bytearray, choices: int) -> float:
     except (MsgspecError, ValueError, RecursionError):
         return 1.0
     # An answer with fewer choices than were computed (`best_of`) does not show the longest.
-    return max(sizes) * choices / sum(sizes) if len(sizes) == choices and sum(sizes) else 1.0
+    total = sum(sizes)
+    return max(sizes) * choices / total if len(sizes) == choices and total > 0 else 1.0
 
 
 def ending(text: bytes, headers: Headers = ()) -> Ending:
