@@ -102,9 +102,11 @@ class Calibration:
                 self._firsts.popleft()
         self._began[request.key] = meter.totals
 
-    def ended(self, request: Request, meter: Meter) -> None:
-        """Note a complete request."""
+    def ended(self, request: Request, meter: Meter, whole: int | None = None) -> None:
+        """Note a complete request; ``whole``: the output tokens of its longest choice, where it came whole."""
         totals = meter.totals.since(self._began.pop(request.key))
+        if whole is not None:
+            totals = totals.of(whole - 1)
         self._answers.append(Answer(totals, request.prompt_tokens, request.output_tokens, request.choices))
 
     def dropped(self, request: Request) -> None:

@@ -31,6 +31,9 @@ HEADROOM = 0.9
 TURNS = 20
 """After so many interactive requests, one of batch priority that has waited long is next, if it fits."""
 
+CERTAIN = 3.0
+"""Standard deviations from which a forecast counts as certain: one case in a thousand."""
+
 PACE_MEMORY = 8.0
 """Seconds over which the rate of admission is measured."""
 
@@ -102,7 +105,7 @@ class Gate:
         """Admit the requests that fit, in order, and refuse those that have become too late."""
         actions: list[Action] = [self._expire(request) for request in self._expiry.due(now)]
         while heads := self._heads():
-            if self.meter.streams and (late := [head for head in heads if now > self._latest(head)]):
+            if self.meter.streams and (late := [head for head in heads if self._late(head, now)]):
                 actions += [self._expire(request) for request in late]
                 continue
             request = self._next(heads, now)
@@ -120,9 +123,12 @@ class Gate:
         self.pace.backlogged = self.queued > 0
         return actions
 
-    def progress(self, now: float, tokens: float) -> list[Action]:
-        """Count ``tokens`` that streams got after their first since the last call."""
-        self.pace.passed(self.meter.progress(now, tokens))
+    def progress(self, now: float, tokens: float, *, seen: bool = True) -> list[Action]:
+        """Count ``tokens`` that streams got after their first since the last call.
+
+        Not ``seen``: they are assumed, and the step model does not learn from them.
+        """
+        self.pace.passed(self.meter.progress(now, tokens, seen=seen))
         if not self.meter.close():
             return []
         self.calibration.window(self.meter.model, self.slo)
@@ -146,10 +152,13 @@ class Gate:
         request.sequences -= 1
         return self.poll(now)
 
-    def ended(self, request: Request, now: float, output_tokens: int, *, complete: bool = True) -> list[Action]:
+    def ended(
+        self, request: Request, now: float, output_tokens: int, *, complete: bool = True, whole: int | None = None
+    ) -> list[Action]:
         """Note the end of a request in any state: complete, cancelled by its client, or failed.
 
-        ``output_tokens`` of each choice, in the mean.
+        ``output_tokens`` of each choice, in the mean. ``whole``: those of the longest choice, where the answer came
+        whole and its pace was assumed; the step model learns from it.
         """
         request.output_tokens = output_tokens
         if request.state is State.QUEUED:
@@ -157,11 +166,14 @@ class Gate:
         elif request.state is not State.ENDED:
             if request.state is State.DECODING:
                 self._queue(request).tenant(request.tenant).decodes(-request.sequences, self.meter.steps)
+            learned = complete and request.state is State.DECODING
+            if learned and whole is not None:
+                self.meter.learn_answer(request, whole)
             self.meter.ended(request)
             if request.targets is not None:
                 self._tpots -= Counter({request.targets.tpot: 1})
-            if complete and request.state is State.DECODING:
-                self.calibration.ended(request, self.meter)
+            if learned:
+                self.calibration.ended(request, self.meter, whole)
                 self.kv.lengths.add(request)
             else:
                 self.calibration.dropped(request)
@@ -217,6 +229,26 @@ class Gate:
         """Return the latest time to admit a request so that its first token is in time."""
         seconds = self.calibration.ttft * self.meter.first_token_seconds(request.prompt_tokens)
         return self._due(request) - seconds
+
+    def _late(self, request: Request, now: float) -> bool:
+        """Whether the first token of the next request is certain to be late."""
+        latest = self._latest(request)
+        return now > latest or self._too_wide(request, latest - request.arrival)
+
+    def _too_wide(self, request: Request, seconds: float) -> bool:
+        """Whether ``seconds`` are too few for room for all choices of a request, even with nothing else admitted.
+
+        Others would be held back in vain: of 32 answers of 5 s in the mean, ten end within 2 s, or up to 18. So a
+        request with 24 choices finds no room where 32 sequences are the most.
+        """
+        meter, most = self.meter, self.limits.max_running
+        if most is None or request.choices == 1 or seconds == inf or not self.kv.lengths.known:
+            return False
+        wanted = min(meter.sequences + request.choices - most, meter.sequences)
+        if wanted <= 0:
+            return False
+        mean, deviation = self.kv.ends(meter, seconds / max(1e-4, meter.forecast()))
+        return mean + CERTAIN * deviation < wanted
 
     def _reason(self, request: Request) -> Reason:
         return Reason.DEADLINE if self._due(request) == request.deadline else Reason.TTFT

@@ -107,6 +107,16 @@ class KvBudget:
         self._refused = (request.key, meter.ends)
         return False
 
+    def ends(self, meter: Meter, steps: float) -> tuple[float, float]:
+        """Return how many sequences end within ``steps`` decode steps: the mean, and the standard deviation."""
+        mean = variance = 0.0
+        for stream in meter.streams.values():
+            generated = meter.generated(stream) if stream.state is State.DECODING else 0.0
+            ended = 1 - self.lengths.survival(stream, generated, steps)
+            mean += stream.sequences * ended
+            variance += stream.sequences * ended * (1 - ended)
+        return mean, sqrt(variance)
+
     def _streams(self, request: Request, meter: Meter) -> list[tuple[Request, float]]:
         streams = [
             (stream, meter.generated(stream) if stream.state is State.DECODING else 0.0)

@@ -41,6 +41,11 @@ class OutputLengths:
         self._seen = 0
         self._mean = UNKNOWN
 
+    @property
+    def known(self) -> bool:
+        """Whether enough answers have ended for an estimate."""
+        return bool(self._above)
+
     def add(self, request: Request) -> None:
         """Count the answer of a request that ended by itself."""
         self._counts = [count * FADE for count in self._counts]

@@ -10,7 +10,7 @@ from math import exp
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.generation.requests import State
-from carpool.generation.step_model import COUNT, KNOTS, sections
+from carpool.generation.step_model import COUNT, FADE, KNOTS, sections
 
 if TYPE_CHECKING:
     from carpool.generation.requests import Request
@@ -45,6 +45,25 @@ class Totals(NamedTuple):
             self.prompt_rate - before.prompt_rate,
         )
 
+    def of(self, steps: float) -> Totals:
+        """Return the same time with so many decode steps, and in each the content that a step had in the mean."""
+        scale = steps / self.row[0] if self.row[0] else 0.0
+        return self._replace(row=(*(value * scale for value in self.row[:-1]), self.row[-1]))
+
+
+class Equations:
+    """Where the equations of the step model begin."""
+
+    def __init__(self, start: Totals) -> None:
+        self.window = start
+        """Everything before the present window."""
+        self.seen = True
+        """Whether the tokens of the window were seen, and not assumed."""
+        self.admitted: dict[int, Totals] = {}
+        """Everything before each request with the engine."""
+        self.last = 0.0
+        """Seconds of decoding at the last equation."""
+
 
 class Meter:
     """The engine as seen from outside, in sequences, tokens and seconds. ``model`` learns as windows close."""
@@ -67,7 +86,7 @@ class Meter:
         self._at = 0.0
         self._sums = [0.0] * (COUNT + 2)
         """The row of all steps, their seconds, and the prompt rate times seconds."""
-        self._window = self.totals
+        self._equations = Equations(self.totals)
         self._prompted = 0.0
         """Prompt tokens, fading over the horizon."""
         self._before: dict[int, float] = {}
@@ -100,15 +119,20 @@ class Meter:
     def admitted(self, request: Request) -> None:
         """Count a request that was sent to the engine."""
         self.streams[request.key] = request
+        self._equations.admitted[request.key] = self.totals
         if not self.backlog:
             self._computing_since = self._at
         self.backlog += request.prompt_tokens
 
-    def progress(self, now: float, tokens: float) -> float:
-        """Count tokens that streams got after their first, up to now; return the seconds since the last call."""
+    def progress(self, now: float, tokens: float, *, seen: bool = True) -> float:
+        """Count tokens that streams got after their first, up to now; return the seconds since the last call.
+
+        Not ``seen``: they are assumed, and are not learned from.
+        """
         elapsed = now - self._at
         self._at = now
         if self.decoding:
+            self._equations.seen &= seen
             steps = tokens / self.decoding
             sums = self._sums
             sums[0] += steps
@@ -142,7 +166,7 @@ class Meter:
     def ended(self, request: Request) -> None:
         """Count a request that left the engine, in ``request.state``."""
         oldest = next((each for each in self.streams.values() if each.state is State.PREFILLING), None)
-        del self.streams[request.key]
+        del self.streams[request.key], self._equations.admitted[request.key]
         self.ends += 1
         if request.state is State.PREFILLING:
             if request is oldest:
@@ -157,14 +181,30 @@ class Meter:
         del self._before[request.key]
 
     def close(self) -> bool:
-        """Learn from the window if it is long enough."""
-        window = self.totals.since(self._window)
+        """End the window if it is long enough, and learn from it if its tokens were seen."""
+        equations = self._equations
+        window = self.totals.since(equations.window)
         # An engine that computes prompts first may have no decode step for seconds: prompts alone are an equation too.
         if window.seconds < WINDOW or (window.row[0] < 1 and not window.row[-1]):
             return False
-        self.model.learn(window.row, window.seconds)
-        self._window = self.totals
+        if equations.seen:
+            self.model.learn(window.row, window.seconds)
+            equations.last = self._sums[-2]
+        equations.window, equations.seen = self.totals, True
         return True
+
+    def learn_answer(self, request: Request, tokens: int) -> None:
+        """Learn from an answer that came whole: its ``tokens`` took as many steps, from its admission to now.
+
+        That is an equation, too. Only the content of the steps, in the mean, follows from an assumed pace.
+        """
+        equations = self._equations
+        work = self.totals.since(equations.admitted[request.key])
+        if not work.row[0]:
+            return
+        fade = FADE ** ((self._sums[-2] - equations.last) / WINDOW)
+        equations.last = self._sums[-2]
+        self.model.learn(work.of(tokens).row, work.seconds, fade)
 
     def generated(self, request: Request) -> float:
         """Return the tokens of a stream after its first, so far; of each choice, where it has several."""

@@ -72,14 +72,17 @@ class StepModel:
         """Return the time to a first token: ``tokens`` of prompts, its own the last, and the steps around them."""
         return self.prompt_token * tokens + 2 * self.decode_seconds(sequences, kv)
 
-    def learn(self, row: Sequence[float], seconds: float) -> None:
-        """Fit once more, with one more window: its steps, their sections of f, KV tokens and prompt tokens."""
+    def learn(self, row: Sequence[float], seconds: float, fade: float = FADE) -> None:
+        """Fit once more, with one more window: its steps, their sections of f, KV tokens and prompt tokens.
+
+        ``fade``: weight that the windows before it keep.
+        """
         scaled = [value / seconds for value in row]
         for i, value in enumerate(scaled):
-            self._right[i] = self._right[i] * FADE + value
+            self._right[i] = self._right[i] * fade + value
             line = self._normal[i]
             for j, other in enumerate(scaled):
-                line[j] = line[j] * FADE + value * other
+                line[j] = line[j] * fade + value * other
         self._fit()
 
     def _fit(self) -> None:

@@ -6,6 +6,9 @@ import json
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import MsgspecError, Raw, Struct, field
+from msgspec.json import decode
+
 from carpool_sidecar.generation.requests import Api
 from carpool_sidecar.http1.messages import find
 
@@ -17,6 +20,9 @@ KEPT = 4096
 
 llama.cpp writes a whole answer's reason before its text; Anthropic's API counts a prompt in a stream's first event.
 """
+
+LONGEST_WHOLE = 262_144
+"""Bytes of an answer that comes whole, up to which the lengths of its choices are compared."""
 
 LONGEST_EVENT = 65_536
 """Bytes of an event that is read; longer ones repeat a whole answer."""
@@ -62,6 +68,35 @@ class Ending(NamedTuple):
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     reason: str = ""
+
+
+class Message(Struct):
+    """The parts of a chat's message that the model wrote."""
+
+    content: Raw = Raw()
+    reasoning: Raw = Raw()
+    reasoning_content: Raw = Raw()
+    tool_calls: Raw = Raw()
+
+
+class Choice(Struct):
+    """One choice of an answer that came whole: a completion's text, or a chat's message."""
+
+    text: Raw = Raw()
+    message: Message = field(default_factory=Message)
+
+    @property
+    def size(self) -> int:
+        """Bytes that the model wrote."""
+        message = self.message
+        parts = (self.text, message.content, message.reasoning, message.reasoning_content, message.tool_calls)
+        return sum(len(part) for part in parts)
+
+
+class Choices(Struct):
+    """An answer that came whole, of OpenAI's API."""
+
+    choices: list[Choice]
 
 
 class Ends:
@@ -118,6 +153,17 @@ class Events:
         if self._several:
             self.ends += sum(len(_REASON.findall(event)) for event in events)
         return sum(self._text.search(event) is not None for event in events)
+
+
+def longest(body: bytes | bytearray, choices: int) -> float:
+    """Return the longest choice of a whole answer over the mean of its choices; 1 where that is not visible."""
+    try:
+        sizes = [choice.size for choice in decode(body, type=Choices).choices]
+    except (MsgspecError, ValueError, RecursionError):
+        return 1.0
+    # An answer with fewer choices than were computed (`best_of`) does not show the longest.
+    total = sum(sizes)
+    return max(sizes) * choices / total if len(sizes) == choices and total > 0 else 1.0
 
 
 def ending(text: bytes, headers: Headers = ()) -> Ending:

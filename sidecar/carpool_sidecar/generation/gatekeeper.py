@@ -131,19 +131,18 @@ class Gatekeeper:
         if ticket.sequences > 1 and waiting.streams and ticket.key in self._admitted:
             self._ask(event)
 
-    def ended(self, waiting: Waiting, output_tokens: int, *, complete: bool) -> None:
-        """Note the end of a request; ``output_tokens``: the mean of its choices."""
+    def ended(self, waiting: Waiting, output_tokens: int, *, complete: bool, longest: int = 0) -> None:
+        """Note the end of a request; ``output_tokens``: the mean of its choices; ``longest``: the most, if known."""
         ticket = waiting.ticket
 
         def event(gate: Gate, now: float) -> list[Action]:
-            actions: list[Action] = []
+            whole = None
             if ticket.state is State.DECODING:
                 if waiting.streams:
                     self._seen.streams -= ticket.sequences
-                elif complete:
-                    missing = output_tokens - 1 - gate.meter.generated(ticket)
-                    actions = gate.progress(now, self._seen.correction(ticket.choices * missing))
-            return actions + gate.ended(ticket, now, output_tokens, complete=complete)
+                elif not self._seen.streams:
+                    whole = max(output_tokens, longest)
+            return gate.ended(ticket, now, output_tokens, complete=complete, whole=whole)
 
         self._assumed.pop(ticket.key, None)
         known = self._waiting.pop(ticket.key, None) or self._admitted.pop(ticket.key, None)
@@ -187,7 +186,8 @@ class Gatekeeper:
         if gate is None:
             return
         try:
-            actions = gate.progress(now, self._seen.take(gate, now))
+            seen = self._seen.streams > 0
+            actions = gate.progress(now, self._seen.take(gate, now), seen=seen)
             actions += event(gate, now)
             wake = gate.wake_at(now)
         except Exception:  # noqa: BLE001 - whatever it is, requests go on
@@ -224,8 +224,8 @@ class Gatekeeper:
 class Seen:
     """Tokens since the gate was last asked, those of answers that come whole included.
 
-    Each step gives every sequence that decodes a token. So streams show the pace of all. Where none is under way, the
-    step model gives it, and the counts at the end of each answer correct it.
+    Each step gives every sequence that decodes a token. So streams show the pace of all. Where none is under way, it is
+    that of the step model, which then learns from each answer's count at its end.
     """
 
     def __init__(self) -> None:
@@ -233,16 +233,7 @@ class Seen:
         """Tokens of streams, counted so far."""
         self.streams = 0
         """Sequences of streams that decode."""
-        self._excess = 0.0
-        """Tokens that were assumed and never arrived."""
         self._at = 0.0
-
-    def correction(self, missing: float) -> float:
-        """Return tokens to add for an answer that had so many more than assumed; fewer are subtracted later."""
-        if self.streams:
-            return 0.0
-        self._excess += max(0.0, -missing)
-        return max(0.0, missing)
 
     def take(self, gate: Gate, now: float) -> float:
         """Return the tokens of all sequences that decode, and reset the count."""
@@ -253,10 +244,7 @@ class Seen:
             return 0.0
         if self.streams:
             return seen * decoding / self.streams
-        assumed = decoding * elapsed / max(1e-4, gate.meter.forecast())
-        taken_off = min(assumed, self._excess)
-        self._excess -= taken_off
-        return assumed - taken_off
+        return decoding * elapsed / max(1e-4, gate.meter.forecast())
 
 
 class Alarm:

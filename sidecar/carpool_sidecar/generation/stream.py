@@ -9,7 +9,7 @@ import msgspec
 
 from carpool.generation.requests import Reason
 from carpool_sidecar.dispatch.answers import retry_after
-from carpool_sidecar.generation.answers import ERROR, Ending, Ends, Events, ending
+from carpool_sidecar.generation.answers import ERROR, LONGEST_WHOLE, Ending, Ends, Events, ending, longest
 from carpool_sidecar.generation.requests import Api, Asked
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.http1.relay.forward import Forwarding
@@ -79,6 +79,7 @@ class Stream(Forwarding):
         "_events",
         "_overdue",
         "_watcher",
+        "_whole",
         "asked",
         "choices",
         "endpoint",
@@ -103,6 +104,7 @@ class Stream(Forwarding):
         self._events: Events | None = None  # of an answer that comes in events
         self._overdue: asyncio.TimerHandle | None = None
         self._done = True  # nobody counts it
+        self._whole = bytearray()  # of an answer that comes whole, with several choices
         self.endpoint = endpoint
         self.asked = Asked("", endpoint.streams is True, None, 0, None, flexible=False)
         self.streams = False
@@ -138,6 +140,11 @@ class Stream(Forwarding):
     def choices_ended(self) -> int | None:
         """Choices of a stream that have ended, if it has several; None if that is not visible."""
         return None if self._events is None else self._events.ends
+
+    @property
+    def longest(self) -> float:
+        """The longest choice of an answer that came whole, over the mean of its choices; 1 if that is not visible."""
+        return longest(self._whole, self.ticket.choices) if self._whole else 1.0
 
     @property
     def output_tokens(self) -> float:
@@ -247,6 +254,8 @@ class Stream(Forwarding):
     def _passed(self, chunk: bytes) -> None:
         self.ends.add(chunk)
         if self._events is None:
+            if self.ticket.choices > 1 and self.ends.size <= LONGEST_WHOLE:
+                self._whole += chunk
             return
         before = self._events.ends
         if count := self._events.feed(chunk):

@@ -155,7 +155,8 @@ class Streams:
         counts.output_tokens += output
         now = self._clock()
         counts.durations.add(now - ticket.arrival)
-        steps, tpot = _steps(stream, output), None
+        longest = output / ticket.choices * stream.longest
+        steps, tpot = _steps(stream, output, longest), None
         if stream.first_at is not None and steps > 0:
             tpot = (stream.last_at - stream.first_at) / steps
             counts.tpot.add(tpot)
@@ -163,7 +164,9 @@ class Streams:
         counts.hits += hit
         counts.met += judged and hit
         counts.missed += judged and not hit
-        self.gatekeeper.ended(stream, max(1, round(output / ticket.choices)), complete=True)
+        self.gatekeeper.ended(
+            stream, max(1, round(output / ticket.choices)), complete=True, longest=max(1, round(longest))
+        )
         self._learn_single(stream)
 
     def fault(self) -> None:
@@ -197,10 +200,13 @@ class Streams:
         return stream.first_at - stream.ticket.arrival <= slo.ttft and (tpot is None or tpot <= slo.tpot)
 
 
-def _steps(stream: Stream, output: int) -> float:
-    """Return the tokens after the first of a complete answer; of its longest choice, where that is seen."""
+def _steps(stream: Stream, output: int, longest: float) -> float:
+    """Return the tokens after the first of a complete answer; of its longest choice, where that is seen.
+
+    ``longest``: its tokens, where the answer came whole.
+    """
     choices = stream.ticket.choices
     later = stream.events - choices
     if choices == 1 or later <= 0:
-        return output / choices - 1
+        return longest - 1
     return stream.steps * (output - choices) / later

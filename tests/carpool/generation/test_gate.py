@@ -65,6 +65,50 @@ def test_it_closes_where_the_forecast_reaches_the_target():
     assert meter.forecast(1, 200) <= SLO.tpot / margin
 
 
+def full(machine: Gate, *, lengths: int) -> tuple[list[Request], float]:
+    """Teach the gate answers of so many tokens; then let 32 requests decode that have just begun."""
+    now = 0.0
+    for key in range(100, 130):
+        each = request(key, 10, now)
+        machine.arrive(each, now)
+        machine.first_token(each, now)
+        now = decode(machine, now, 0.2)
+        machine.ended(each, now, lengths)
+    running = [request(key, 10, now) for key in range(32)]
+    for each in running:
+        machine.arrive(each, now)
+        machine.first_token(each, now)
+    return running, decode(machine, now, 0.2)
+
+
+def test_a_request_with_more_choices_than_can_find_room_in_time_holds_up_no_others():
+    machine = gate(max_running=32)
+    running, now = full(machine, lengths=400)  # 5 s and more
+    wide = request(200, 10, now, choices=32)
+    assert refused(machine.arrive(wide, now)) == {200: Reason.TTFT}
+    other = request(201, 10, now)
+    assert not machine.arrive(other, now)
+    assert admitted(machine.ended(running[0], now, 400)) == [201]
+
+
+@pytest.mark.parametrize("lengths", [60, 0], ids=["short answers", "unknown answers"])
+def test_a_request_with_many_choices_holds_up_others_while_it_may_find_room_in_time(lengths):
+    machine = gate(max_running=32)
+    if lengths:
+        running, now = full(machine, lengths=lengths)
+    else:
+        running, now = [request(key, 10) for key in range(32)], 0.0
+        for each in running:
+            machine.arrive(each, now)
+            machine.first_token(each, now)
+        now = decode(machine, now, 0.2)
+    wide, other = request(200, 10, now, choices=16), request(201, 10, now)
+    assert not machine.arrive(wide, now)
+    assert not machine.arrive(other, now)
+    ends = [machine.ended(each, now, 60) for each in running]
+    assert [admitted(each) for each in ends] == [[]] * 15 + [[200], [201]] + [[]] * 15
+
+
 def test_prompts_that_take_all_time_close_it_even_where_a_step_was_learned_to_take_none():
     # As in the first second of an overload: windows with prompts in every step leave nothing for the step itself.
     machine = Gate(SLO, StepModel(0.0, 0.0, 0.0, 25e-6))

@@ -144,3 +144,52 @@ def test_a_window_of_prompts_only_teaches_what_they_take():
         machine.first_token(request)
         machine.close()
     assert machine.model.prompt_token == pytest.approx(0.1 / 1000, rel=0.1)
+
+
+def test_assumed_tokens_teach_nothing_and_a_whole_answer_does():
+    machine = meter()
+    first = started(machine, 0, 100)
+    before = list(machine.model.coefficients)
+    machine.progress(0.6, 100, seen=False)  # 6 ms a step were assumed
+    assert machine.close()
+    assert machine.model.coefficients == before
+    machine.learn_answer(first, 30)
+    assert machine.model.decode_seconds(1, 150) == pytest.approx(0.6 / 30, rel=0.05)
+    machine.progress(1.2, 60)
+    assert machine.close()
+    assert machine.model.coefficients != before
+
+
+def test_a_window_of_which_a_part_was_assumed_teaches_nothing():
+    machine = meter()
+    started(machine, 0, 100)
+    before = list(machine.model.coefficients)
+    machine.progress(0.1, 50, seen=False)
+    machine.progress(0.6, 50)
+    assert machine.close()
+    assert machine.model.coefficients == before
+
+
+def test_a_whole_answer_counts_the_prompts_since_its_admission():
+    machine = meter()
+    started(machine, 0, 100)
+    waiting = Request(1, 0.0, 1_000)
+    machine.admitted(waiting)
+    machine.progress(0.5, 10, seen=False)
+    waiting.state = State.DECODING
+    machine.first_token(waiting)
+    machine.progress(1.0, 20, seen=False)
+    learned = []
+    machine.model.learn = lambda row, seconds, fade: learned.append((row, seconds, fade))
+    machine.learn_answer(waiting, 40)
+    ((row, seconds, fade),) = learned
+    assert (row[0], row[1], row[-1], seconds) == (40, pytest.approx(60), 1_000, 1.0)  # 1 sequence in half of the steps
+    assert fade == pytest.approx(0.95**2)
+
+
+def test_an_answer_that_met_no_step_teaches_nothing():
+    machine = meter()
+    first = started(machine, 0, 100)
+    before = list(machine.model.coefficients)
+    machine.learn_answer(first, 3)
+    assert machine.model.coefficients == before

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool_sidecar.generation.answers import KEPT, LONGEST_EVENT, Ending, Ends, Events, ending
+from carpool_sidecar.generation.answers import KEPT, LONGEST_EVENT, Ending, Ends, Events, ending, longest
 from carpool_sidecar.generation.requests import Api
 
 
@@ -105,3 +105,26 @@ def test_the_end_says_how_much_it_was(tail, expected):
 def test_tgi_says_it_in_headers():
     headers = [(b"X-Prompt-Tokens", b"5"), (b"x-generated-tokens", b"7"), (b"x-total-time", b"9")]
     assert ending(b'{"generated_text":"a"}', headers) == Ending(5, 7, "")
+
+
+def choice(text, **members):
+    return {"index": 0, "message": {"role": "assistant", "content": text, **members}, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    ("choices", "over_the_mean"),
+    [
+        ([choice("a" * 98), choice("a" * 28), choice("a" * 28)], 100 * 3 / 160),
+        ([{"text": "a" * 58}, {"text": "a" * 18}, {"text": "a" * 18}], 60 * 3 / 100),
+        ([choice(None, reasoning="a" * 94), choice("a" * 28), choice("a" * 68)], 100 * 3 / 200),
+        ([choice("a" * 98), choice("a" * 28)], 1.0),  # fewer than were computed
+        ([choice("a"), choice("a"), {"message": None}], 1.0),
+        ([{}, {}, {}], 1.0),
+    ],
+    ids=["chat", "completion", "reasoning", "two of three", "no message", "nothing"],
+)
+def test_the_longest_choice_of_a_whole_answer(choices, over_the_mean):
+    body = json.dumps({"id": "x", "choices": choices, "usage": {"completion_tokens": 9}}).encode()
+    assert longest(body, 3) == pytest.approx(over_the_mean)
+    assert longest(body[:-20], 3) == 1.0  # cut
+    assert longest(b"\x1f\x8b" + body, 3) == 1.0

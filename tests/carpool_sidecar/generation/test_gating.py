@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -289,6 +290,24 @@ async def test_tpot_is_that_of_the_longest_choice_without_a_gate_as_well(chat):
         await chat.until(lambda: reader.body == call.sent)
     (stream,) = streams.under_way
     assert stream.steps == pytest.approx(8, abs=0.5)
+
+
+async def test_a_whole_answer_has_the_steps_of_its_longest_choice(chat):
+    # The mean has 102 tokens, due after 0.1 s, and the longest 10,000, due after 10 s.
+    streams = await chat.start(policy=policy({"ttft": {"p99": "1ms"}, "tpot": {"p99": "1ms"}}))
+    reader = chat.ask(stream=False, n=100)
+    call = await chat.called(1)
+    await asyncio.sleep(0.2)
+    choices = [{"index": i, "message": {"content": "" if i else "a" * 9_998}} for i in range(100)]
+    body = json.dumps({"choices": choices, "usage": {"prompt_tokens": 9, "completion_tokens": 10_198}}).encode()
+    call.exchange.respond(200, [(b"content-type", b"application/json")], body)
+    await reader
+    await chat.until(lambda: not streams.under_way)
+    ((_, counts),) = streams.models
+    assert (counts.hits, counts.output_tokens) == (1, 10_198)
+    (answer,) = streams.gatekeeper.gate.calibration._answers
+    assert (answer.output_tokens, answer.choices) == (102, 100)
+    assert answer.totals.row[0] == pytest.approx(9_999)
 
 
 async def test_a_class_has_the_targets_that_its_header_names(chat):
