@@ -74,9 +74,7 @@ def read(document: Mapping[str, Any]) -> Autoscaler:
         )
     version = document.get("apiVersion", API_VERSIONS[kind])
     if version != API_VERSIONS[kind]:
-        raise AutoscalerError(
-            f"apiVersion {version!r} can't be simulated: write it as {API_VERSIONS[kind]}"
-        )
+        raise AutoscalerError(f"apiVersion {version!r} can't be simulated: write it as {API_VERSIONS[kind]}")
     found = kinds[kind](_fields(document.get("spec"), "spec"))
     if found.least > found.most:
         raise AutoscalerError(f"it has {found.most} replicas at most, and {found.least} at least")
