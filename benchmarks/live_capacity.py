@@ -1,9 +1,10 @@
 """Whether a sidecar reports its capacity a minute after its start: ``python benchmarks/live_capacity.py``.
 
 Scenarios of the proof whose load stays as it is, at 30, 50 and 80 % of what a replica can serve, with the tuner in the
-loop, which knows nothing at first and begins with first calls, as in a sidecar. Its figure after a minute is compared
-with the capacity by the true batch latency. As in the sidecar, batches made of copies measure sizes that the load does
-not fill, within the rows that the sidecar allows itself for them. Servers that compute several batches at once are
+loop, which knows nothing at first and begins with first calls, as in a sidecar. The figure that `/capacity` has after a
+minute is compared with the capacity by the true batch latency. Searches are as rare as in a sidecar where each takes
+0.5 s of CPU, or 1.7 s with bursts. As in the sidecar, batches made of copies measure sizes that the load does not fill,
+within the rows that the sidecar allows itself for them. Servers that compute several batches at once are
 played without first calls, too: a sidecar makes none where a `baseline` is written, or with `passThrough.mode: Never`.
 Virtual time, seeded. Arguments: names of scenarios (default: all). Exit code 1: beyond the limit, with first calls.
 """
@@ -11,7 +12,7 @@ Virtual time, seeded. Arguments: names of scenarios (default: all). Exit code 1:
 from __future__ import annotations
 
 import sys
-from itertools import product
+from itertools import count, product
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -21,24 +22,26 @@ from evidence import commit, today
 from msgspec.structs import replace
 
 from carpool.batching.batcher import Batcher
+from carpool.batching.counters import Stats
 from carpool.batching.requests import Finish, Refusal, Request
+from carpool.exchange.decision import Observation
 from carpool.learning.arrivals import first
 from carpool.policy.durations import Duration
 from carpool.policy.spec import Objective
+from carpool.simulation.outcome import Setting
 from carpool.simulation.simulator import Simulation
 from carpool.tuning.tuner import INTERVAL, Tuner
 from carpool_cli.planning import assumptions
-from carpool_cli.planning.twin import Pilot
+from carpool_sidecar.tuning.messages import Decided, Measured, Observations, Observed
+from carpool_sidecar.tuning.tuner_process import Tuners
 from carpool_sidecar.verification.check import TRIAL_ROWS, TRIALS
 from carpool_sidecar.verification.record import FREE_ROWS, SHARE
 
 if TYPE_CHECKING:
-    from carpool.batching.counters import Stats
     from carpool.batching.requests import Action, Batch, Fault
     from carpool.forecasting.capacity import Capacity
     from carpool.forecasting.forecaster import Situation
     from carpool.policy.spec import BatchingPolicy
-    from carpool.simulation.outcome import Setting
 
 SCENARIOS = (
     "bert-base-t4", "bert-large-a100-loose", "resnet50-v100-waves", "ranking-1-core-bursty", "ocr-1-core-bursty",
@@ -50,6 +53,8 @@ RESULTS = HERE / "results" / "live-capacity.json"
 WITHIN = 0.10
 LOADS, SEEDS = (0.3, 0.5, 0.8), (1, 2)
 SECONDS = 60.0
+SECONDS_POISSON, SECONDS_BURSTY = 0.5, 1.7
+"""CPU time assumed for a search: the next one waits for a hundred times as long."""
 
 
 class Copying(Batcher):
@@ -105,29 +110,45 @@ def live(
 ) -> tuple[Capacity, float]:
     """Return what the tuner says after a minute, and the share of requests that missed the SLO meanwhile."""
     undecided = policy.limits().max_in_flight if first_calls else 0
-    tuner, batchers = Tuner(policy), []
+    cost = SECONDS_BURSTY if situation.process.dispersion > 1 else SECONDS_POISSON
+    spent = count(0.0, cost)
+    tuners, batchers, begun = Tuners(policy, cpu=lambda: next(spent)), [], Tuner(policy).parameters
+    parameters, decided, before = begun, False, Stats(at=0.0)
+    reported: Capacity | None = None
 
     def batcher() -> Copying:
-        batchers.append(Copying(parameters=tuner.parameters, undecided=undecided))
+        batchers.append(Copying(parameters=begun, undecided=undecided))
         return batchers[-1]
 
-    pilot = Pilot(tuner)
-
     def observe(now: float, stats: list[Stats]) -> list[Setting] | None:
-        found = pilot.observe(now, stats)
-        batchers[0].wanted = tuner.plan.to_measure() or 0
-        return found
+        nonlocal parameters, decided, before, reported
+        delta, before = stats[0].since(before), stats[0]
+        if "" not in delta.models:
+            return None
+        observation = Observation(
+            now=now, seconds=INTERVAL, stats=delta.models[""], passing=parameters.pass_through,
+            queued_rows=delta.queued_rows,
+        )  # fmt: skip
+        settings = []
+        for reply in tuners.step(Observations({"": Observed(observation, parameters, 0)})):
+            if isinstance(reply, Decided):
+                decision = reply.decision
+                parameters, decided = decision.parameters, decided or decision.decided
+                settings.append(Setting(parameters, decision.estimate, decision.shed_slo, decided))
+                batchers[0].wanted = reply.measure
+            elif isinstance(reply, Measured):
+                reported = reply.capacity
+        return settings
 
     process = replace(situation.process, rate=rate)
     run = Simulation(
         first(process, int(SECONDS * rate), Random(f"{seed} live")), device, slo=situation.target,
-        parameters=tuner.parameters, dispatcher=batcher, seed=seed,
+        parameters=begun, dispatcher=batcher, seed=seed,
     )  # fmt: skip
     outcome = run.every(INTERVAL, observe).run()
-    found = tuner.plan.capacity(tuner.parameters)
-    if found is None:
+    if reported is None:
         raise SystemExit("no batch was measured in a minute")
-    return found, outcome.summary().miss_fraction
+    return reported, outcome.summary().miss_fraction
 
 
 def play(name: str, *, first_calls: bool = True) -> list[dict[str, Any]]:

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
     Name = TypeVar("Name", bound=StrEnum)
 
+API_VERSIONS = {"HorizontalPodAutoscaler": "autoscaling/v2", "ScaledObject": "keda.sh/v1alpha1"}
+
+CPU_PERCENT = 80.0
+"""Target of an HPA that names no metric: the API server writes it in."""
+
 HPA_FIELDS = ("scaleTargetRef", "minReplicas", "maxReplicas", "metrics", "behavior")
 # A fallback is for an unreadable metric; the polling interval is for the first replica, without a push.
 SCALED_OBJECT_FIELDS = (
@@ -67,6 +72,9 @@ def read(document: Mapping[str, Any]) -> Autoscaler:
         raise AutoscalerError(
             f"kind {kind!r} is no HorizontalPodAutoscaler (autoscaling/v2) and no ScaledObject (KEDA)"
         )
+    version = document.get("apiVersion", API_VERSIONS[kind])
+    if version != API_VERSIONS[kind]:
+        raise AutoscalerError(f"apiVersion {version!r} can't be simulated: write it as {API_VERSIONS[kind]}")
     found = kinds[kind](_fields(document.get("spec"), "spec"))
     if found.least > found.most:
         raise AutoscalerError(f"it has {found.most} replicas at most, and {found.least} at least")
@@ -75,7 +83,8 @@ def read(document: Mapping[str, Any]) -> Autoscaler:
 
 def _hpa(spec: Mapping[str, Any]) -> Autoscaler:
     _known(spec, HPA_FIELDS, "spec")
-    metric, target = _one([_hpa_metric(each) for each in _list(spec, "metrics", "spec")])
+    metrics = [_hpa_metric(each) for each in _list(spec, "metrics", "spec")]
+    metric, target = _one(metrics or [(CPU, CPU_PERCENT)])
     least = _whole(spec.get("minReplicas", 1), "spec.minReplicas", 0)
     if not least:
         raise AutoscalerError(
@@ -117,7 +126,8 @@ def _scaled_object(spec: Mapping[str, Any]) -> Autoscaler:
 
 def _one(found: list[tuple[str, float]]) -> tuple[str, float]:
     if len(found) != 1:
-        raise AutoscalerError(f"it scales by {len(found)} metrics: one can be simulated")
+        fix = "leave one in a copy of the manifest" if found else "name one"
+        raise AutoscalerError(f"it scales by {len(found)} metrics, and one can be simulated: {fix}")
     return found[0]
 
 
@@ -247,4 +257,6 @@ def _list(within: Mapping[str, Any], name: str, where: str) -> list[Mapping[str,
 
 def _known(given: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
     if others := sorted(given.keys() - set(names)):
-        raise AutoscalerError(f"{where}.{others[0]} can't be simulated: take it out of a copy of the manifest")
+        raise AutoscalerError(
+            f"{where}.{others[0]} can't be simulated: take it out of a copy of the manifest; {', '.join(names)} can"
+        )

@@ -32,6 +32,12 @@ from carpool_cli.profiling import device_profile
 BROUGHT = ("path", "config", "rate", "cv", "trace", "rows", "executors", "shed_at", "timeout")
 """Options that a running sidecar replaces."""
 
+NO_PART_OF_A_DAY = (
+    "config", "rows", "max_batch", "max_wait", "max_in_flight", "pass_through", "tune", "compare", "shed_at", "timeout",
+    "seconds",
+)  # fmt: skip
+"""Options that `--autoscaler` can't follow."""
+
 ITS_OWN = ("model", "factor", "how", "key_file", "workload")
 """Options that need a running sidecar."""
 
@@ -336,6 +342,13 @@ def _check(context: click.Context, path: Path | None, admin: Address | None) -> 
                 )
     elif admin is not None:
         raise click.UsageError("--autoscaler goes with --profile: the requests of a sidecar are no day")
+    else:
+        for name in NO_PART_OF_A_DAY:
+            if name in typed:
+                raise click.UsageError(
+                    f"{typed[name]} does not go with --autoscaler: a day is played with zero wait and with Carpool, "
+                    "and requests of one row"
+                )
     if admin is None:
         for name in ITS_OWN:
             if name in typed:

@@ -117,8 +117,7 @@ def fixed(situation: Situation, parameters: Parameters, load: Collection[float] 
 
 def zero_wait(situation: Situation, load: Collection[float] = ()) -> Replica:
     """Return a replica that batches only what waits anyway, with the maximum size of the highest capacity."""
-    unheld = {replace(each, max_wait=Duration(situation.limits.min_wait)) for each in _candidates(situation)}
-    best = capacity(situation, sorted(unheld, key=lambda each: -each.max_batch))
+    best = _unheld(situation)
     return _played(situation, best.rate, lambda _: best.parameters, load)
 
 
@@ -137,7 +136,8 @@ def tuned(
     now: Parameters | None = None,
 ) -> Replica:
     """Return one that the tuner adjusts to the load; at the situation's own it has ``now``."""
-    best = carried(situation)
+    # Zero wait is one of its settings: two searches that end 1 % apart are no difference between them.
+    best = max(carried(situation), _unheld(situation), key=lambda each: each.rate)
 
     def parameters_at(at: Situation) -> Parameters:
         if now is not None and math.isclose(at.process.rate, situation.process.rate):
@@ -145,6 +145,12 @@ def tuned(
         return choose(Forecaster(at), aim, best.parameters, mode).target.parameters
 
     return _played(situation, best.rate, parameters_at, load)
+
+
+def _unheld(situation: Situation) -> Capacity:
+    """Return the capacity of the best maximum size without a wait."""
+    unheld = {replace(each, max_wait=Duration(situation.limits.min_wait)) for each in _candidates(situation)}
+    return capacity(situation, sorted(unheld, key=lambda each: -each.max_batch))
 
 
 def _candidates(situation: Situation) -> list[Parameters]:

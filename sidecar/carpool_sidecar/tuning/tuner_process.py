@@ -12,6 +12,7 @@ import time
 from math import inf
 from typing import TYPE_CHECKING, BinaryIO
 
+from carpool.learning.change_detection import has_changed
 from carpool.policy.plain import from_plain
 from carpool.policy.spec import BatchingPolicy, TuningMode
 from carpool.tuning.tuner import Tuner
@@ -21,6 +22,7 @@ from carpool_sidecar.tuning.messages import Answered, Decided, Measured, Setup, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from carpool.learning.latency_model import ServiceTime
     from carpool_sidecar.tuning.messages import Observations, Reply
 
 NICENESS = 5
@@ -37,6 +39,13 @@ result is soon outdated."""
 SHARE = 0.01
 """Share of one core for searches of capacities: this process shares the sidecar's CPU limit with the data path."""
 
+OVERDRAFT = 300.0
+"""A changed model is searched even with so many seconds of rest left: 3 s of CPU in advance, and the mean stays.
+
+A device that becomes 1.5 times slower has a new figure within 12 s. The rest of the last search may take 50 s, or 170 s
+with bursts.
+"""
+
 
 class Tuners:
     """A tuner for every model that is observed, and another one for each of its generations."""
@@ -52,6 +61,8 @@ class Tuners:
         """By model: its generation, and its tuner."""
         self._measured: dict[str, float] = {}
         """When each capacity was last searched, seconds of the sidecar's clock; new models count as searched now."""
+        self._searched: dict[str, ServiceTime | None] = {}
+        """The latency model of that search."""
         self._rests_until = -inf
         """When the next search is allowed, given the duration of the last one."""
 
@@ -64,6 +75,7 @@ class Tuners:
             if tuner is None or generation != observed.generation:
                 tuner = Tuner(self._policy, self._models.get(name), observed.parameters)
                 self._tuners[name] = observed.generation, tuner
+                self._searched.pop(name, None)
             elif self._policy.tuning.mode is not TuningMode.APPLY:
                 tuner.adopt(observed.parameters)
             decision = tuner.step(observed.observation)
@@ -75,24 +87,37 @@ class Tuners:
         yield from self._measure(observations)
 
     def _measure(self, observations: Observations) -> Iterator[Reply]:
-        """Search the capacity of the model that waits longest for it: this delays only the next observation."""
+        """Search the capacity of one model: this delays only the next observation.
+
+        Models whose batch latency changed come first, then those that wait longest.
+        """
         self._measured = {
             name: self._measured.get(name, observations.models[name].observation.now + FIRST - AGAIN)
             for name in self._tuners
         }
-        name = min(self._tuners, key=self._measured.__getitem__, default=None)
-        if name is None:
+        self._searched = {name: service for name, service in self._searched.items() if name in self._tuners}
+        now = max((each.observation.now for each in observations.models.values()), default=-inf)
+        # A model without a forecast has no capacity yet.
+        due = [
+            name for name, (_, tuner) in self._tuners.items()
+            if now - self._measured[name] >= AGAIN and tuner.plan.forecaster is not None
+        ]  # fmt: skip
+        changed = [name for name in due if self._is_changed(name)] if now >= self._rests_until - OVERDRAFT else []
+        if not due or (not changed and now < self._rests_until):
             return
-        now = observations.models[name].observation.now
-        if now < self._rests_until or now - self._measured[name] < AGAIN:
-            return
+        name = min(changed or due, key=self._measured.__getitem__)
         generation, tuner = self._tuners[name]
         began = self._cpu()
         capacity = tuner.plan.capacity(tuner.parameters, best=self._steered)
-        self._rests_until = now + (self._cpu() - began) / SHARE
+        self._rests_until = max(self._rests_until, now) + (self._cpu() - began) / SHARE
+        self._measured[name], self._searched[name] = now, tuner.belief.in_force
         if capacity is not None:
-            self._measured[name] = now
             yield Measured(name, capacity, generation)
+
+    def _is_changed(self, name: str) -> bool:
+        """Whether batch latency changed since the last search; True before the first one."""
+        service, searched = self._tuners[name][1].belief.in_force, self._searched.get(name)
+        return service is not None and service is not searched and has_changed(service, searched)
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:

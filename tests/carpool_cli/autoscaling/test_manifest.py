@@ -50,6 +50,12 @@ def test_hpas_are_read_with_the_controllers_defaults():
     assert read(hpa({"type": "ContainerResource", "containerResource": container})).metric == CPU
 
 
+@pytest.mark.parametrize("spec", [{}, {"metrics": []}, {"metrics": None}])
+def test_an_hpa_without_metrics_scales_at_80_percent_of_cpu(spec):
+    found = read({"kind": "HorizontalPodAutoscaler", "spec": {"maxReplicas": 8, **spec}})
+    assert (found.metric, found.target) == (CPU, 80.0)
+
+
 def test_a_behavior_is_read_in_full():
     policies = [
         {"type": "Pods", "value": 2, "periodSeconds": 60},
@@ -129,11 +135,14 @@ POLICY = {"type": "Pods", "value": 2, "periodSeconds": 60}
         ({"kind": "Deployment"}, "no HorizontalPodAutoscaler"),
         (hpa({"type": "Object"}), "Object can't be simulated"),
         (hpa({"type": "Pods", "pods": {"metric": {"name": "x"}, "target": {"averageValue": "1"}}}), "'x' can't be"),
-        ({"kind": "HorizontalPodAutoscaler", "spec": {"metrics": []}}, "0 metrics"),
+        ({**hpa(), "apiVersion": "autoscaling/v1"}, "autoscaling/v1' can't be simulated: write it as autoscaling/v2"),
+        ({**scaled(ENDPOINT), "apiVersion": "keda.sh/v2"}, "write it as keda.sh/v1alpha1"),
+        (scaled(), "0 metrics, and one can be simulated: name one"),
+        (hpa(metrics=[CPU_METRIC, CPU_METRIC]), "2 metrics, .* leave one"),
         (hpa(minReplicas=0), "spec.minReplicas: 0"),
         (hpa(sinceWhen=1), "spec.sinceWhen can't be"),
         (hpa(behavior=[]), "spec.behavior has no fields"),
-        (behaving(scaleSideways={}), "spec.behavior.scaleSideways can't be"),
+        (behaving(scaleSideways={}), "spec.behavior.scaleSideways can't be .*; scaleUp, scaleDown can"),
         (behaving(scaleUp={"delay": 1}), "spec.behavior.scaleUp.delay can't be"),
         (behaving(scaleUp={"policies": POLICY}), "spec.behavior.scaleUp.policies is no list"),
         (behaving(scaleUp={"policies": []}), "spec.behavior.scaleUp.policies: "),

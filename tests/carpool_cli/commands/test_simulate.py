@@ -228,6 +228,8 @@ def test_a_day_with_no_replica_at_night_says_what_was_held(carpool, profile, man
         (("--autoscaler", "MANIFEST", "--replicas", "0..0"), "1..8 or 0..8"),
         (("--autoscaler", "MANIFEST", "--replicas", "²..8"), "1..8 or 0..8"),
         (("--autoscaler", "MANIFEST"), "--rate"),
+        (("--autoscaler", "MANIFEST", "--rate", "5", "--max-batch", "8"), "--max-batch does not go with --autoscaler"),
+        (("--autoscaler", "MANIFEST", "--rate", "5", "--for", "60s"), "--for does not go with --autoscaler"),
         (("--autoscaler", "nowhere.yaml", "--rate", "5"), "nowhere.yaml"),
         (("--plot", "x.png", "--rate", "5"), "goes with --from-running, or --autoscaler"),
     ],

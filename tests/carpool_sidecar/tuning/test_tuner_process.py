@@ -27,7 +27,7 @@ from carpool_sidecar.tuning.messages import (
     read_reply,
 )
 from carpool_sidecar.tuning.tuner_link import COMMAND
-from carpool_sidecar.tuning.tuner_process import AGAIN, FIRST, SHARE, Tuners, serve
+from carpool_sidecar.tuning.tuner_process import AGAIN, FIRST, OVERDRAFT, SHARE, Tuners, serve
 
 PARAMETERS = Parameters(max_batch=8, max_wait=Duration(0.0), max_in_flight=1)
 SETUP = Setup(to_plain(for_p99(0.05)))
@@ -142,12 +142,12 @@ def test_what_tunes_goes_its_own_way():
     assert next(tuners.step(changed)).decision.parameters == PARAMETERS
 
 
-def served(now, models=("m",)):
+def served(now, models=("m",), seconds=0.005):
     """Half a second of 100 requests/s, one by one, each 5 ms."""
     counters = Counters()
     for number in range(50):
         counters.arrived(now - 0.5 + number / 100, 1)
-    cells = [(0, 1, 1, 0, 50, 50 * 0.005, 50 * 0.005**2)]
+    cells = [(0, 1, 1, 0, 50, 50 * seconds, 50 * seconds**2)]
     stats = msgspec.structs.replace(counters.snapshot(now), cells=cells, batchable=50)
     one = Observed(Observation(now=now, seconds=0.5, stats=stats), PARAMETERS, 1)
     return Observations(dict.fromkeys(models, one))
@@ -174,13 +174,44 @@ def test_searches_of_capacities_take_a_hundredth_of_a_core():
     tuners = Tuners(for_p99(0.05), cpu=lambda: float(next(clock)))  # each search takes a second
     measured = [
         (now, reply.model)
-        for now in range(10, 250)
+        for now in range(10, 350)
         for reply in tuners.step(served(float(now), models="mn"))
         if isinstance(reply, Measured)
     ]
-    assert [model for _, model in measured] == ["m", "n", "m"]
-    (first, _), (second, _), (third, _) = measured
-    assert second - first == third - second == 1 / SHARE
+    # The first search of a model does not wait for the rest of another's. That is owed: the mean stays.
+    assert measured == [(25, "m"), (26, "n"), (25 + 2 / SHARE, "m"), (25 + 3 / SHARE, "n")]
+
+
+def searches(steps, cpu=lambda: 0.0):
+    tuners = Tuners(for_p99(0.05), cpu=cpu)
+    return [
+        (step / 2, reply.model, reply.capacity.rate)
+        for step, observations in enumerate(steps)
+        for reply in tuners.step(observations)
+        if isinstance(reply, Measured)
+    ]
+
+
+def test_a_model_that_gets_no_requests_does_not_delay_others():
+    idle = [observed(step / 2, 1 if not step else 0, models="n") for step in range(80)]
+    both = [Observations({**served(step / 2).models, **each.models}) for step, each in enumerate(idle)]
+    assert [at for at, _, _ in searches(both)] == [FIRST, FIRST + AGAIN, FIRST + 2 * AGAIN]
+
+
+def test_a_slower_device_has_a_new_capacity_before_the_last_search_is_paid_for():
+    cpu = itertools.count()
+    steps = [served(step / 2, seconds=0.005 if step < 80 else 0.0075) for step in range(160)]
+    (_, _, before), (at, _, after), *rest = searches(steps, lambda: float(next(cpu)))
+    assert 40 < at <= 43, "three observations show it; the rest lasts until 115 s"
+    assert after < 0.75 * before
+    assert not [at for at, _, _ in rest if at < 40 + AGAIN]
+
+
+def test_a_device_that_changes_all_the_time_takes_at_most_so_much_in_advance():
+    cpu = itertools.count()
+    steps = [served(step / 2, seconds=0.005 * 2 ** (step // 30 % 2)) for step in range(2400)]
+    found = searches(steps, lambda: float(next(cpu)))
+    assert len(found) <= 1 + (1200 + OVERDRAFT) * SHARE
 
 
 def test_of_held_parameters_the_capacity_is_theirs_unless_an_operator_turns_them():
