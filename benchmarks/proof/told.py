@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from carpool.batching.counters import Sample
-    from carpool.learning.arrivals import Fitted
     from proof.world import Knowledge, Maker, Stretch
 
 
@@ -74,16 +73,6 @@ class Rates(Load):
         """Requests per second of a replica; 0 before any."""
         return self._course.at.rate / self._replicas if self._seen.process is not None else 0.0
 
-    @property
-    def process(self) -> Fitted | None:
-        """What was seen, at the rate as it is."""
-        return at_rate(self._seen.process, self.rate) if self._seen.process is not None else None
-
-    @property
-    def rows(self) -> float:
-        """Mean rows per request."""
-        return self._seen.rows
-
     def observe(self, seconds: float, arrivals: int, squared: int, windows: int, rows: int, replicas: int = 1) -> bool:
         """Add what was counted, as ``Load`` does; return whether the load is another."""
         before = self.process
@@ -91,6 +80,9 @@ class Rates(Load):
         self._seen.tolerance = self.tolerance
         self._seen.observe(seconds, arrivals, squared, windows, rows, replicas)
         self._course.go(self._now)
+        # What was seen, at the rate as it is.
+        self.process = at_rate(self._seen.process, self.rate) if self._seen.process is not None else None
+        self.rows = self._seen.rows
         return self.process != before
 
 

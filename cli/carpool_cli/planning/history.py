@@ -200,7 +200,7 @@ def _past(
         target=targets.shortest,
         budget=assumptions.budget(policy),
         limits=policy.limits(),
-        rows=sum(steps["rows"].get(of, {}).values()) / sum(arrivals.values()) or 1,
+        rows=max(sum(steps["rows"].get(of, {}).values()) / sum(arrivals.values()), 1.0),
     )
     counted = Counted(
         device_seconds=3600 * busy / step,

@@ -121,7 +121,7 @@ def situation_of(found: Running) -> Situation:
         target=found.policy.slo.due,
         budget=assumptions.budget(found.policy),
         limits=found.limits,
-        rows=sum(rows for _, rows in found.arrivals) / len(found.arrivals),
+        rows=max(sum(rows for _, rows in found.arrivals) / len(found.arrivals), 1.0),
         quantiles=found.policy.slo.percentiles[:-1],
     )
 

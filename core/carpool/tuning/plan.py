@@ -170,7 +170,7 @@ class Plan:
             margin=guards.margin.factor,
             budget=requirements.budget,
             limits=limits,
-            rows=belief.load.rows,
+            rows=max(belief.load.rows, 1.0),
             row_shares=belief.row_shares,
             quantiles=requirements.quantiles,
             share=belief.sharing.share,

@@ -202,7 +202,10 @@ class OpenVino:
         scheduler.max_num_seqs = config.max_running
         scheduler.max_num_batched_tokens = config.max_batched_tokens
         scheduler.dynamic_split_fuse = True  # decoding first, prompts in pieces
-        properties = {"INFERENCE_NUM_THREADS": config.threads} if config.threads else {}
+        properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": config.threads} if config.threads else {}
+        if (config.threads or len(os.sched_getaffinity(0))) == 1:
+            # OpenVINO 2026.4 divides by zero with one thread and AMX, which it uses for bf16 only: the default there.
+            properties["INFERENCE_PRECISION_HINT"] = "f32"
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(config.path, scheduler, config.device, properties)
         self._tokenizer = self._pipeline.get_tokenizer()
         self._vocabulary = len(self._tokenizer.get_vocab())
