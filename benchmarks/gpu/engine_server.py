@@ -1,8 +1,8 @@
 """A server of a language model as people run them: OpenAI's `/v1/completions` over transformers' continuous batching.
 
 `python engine_server.py MODEL PORT DEVICE ATTENTION`. The weights are random: a step costs the same. A prompt is an
-array of token ids, or text of which each word is a token. An answer has a word for each token, and always `max_tokens`
-of them. transformers owns scheduling, KV cache and arithmetic, and computes up to `AT_ONCE` requests at a time.
+array of token ids, or a text in which each word is a token. An answer has a word for each token, and `max_tokens` of
+them. transformers owns scheduling, KV cache and arithmetic, and computes up to `AT_ONCE` requests at a time.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Load(NamedTuple):
     """By request; ``None`` if every request has one row."""
     process: Fitted
     """The simplest process that fits, at its exact rate."""
-    usual_rows: int
+    mean_rows: float
     how: How
     recorded: int
     """Number of recorded arrivals behind it."""
@@ -64,8 +64,8 @@ class Load(NamedTuple):
         kind = "gamma" if isinstance(process, Gamma) else "bursts that last"
         kind = "Poisson" if isinstance(process, Poisson) else f"{kind}, cv {process.cv:.2g}"
         said = f"{number(self.recorded)} arrivals over {lasts}, {number(process.rate)}/s ({kind})"
-        if self.usual_rows > 1 or self.rows is not None:
-            said += f", {self.usual_rows} rows each on average"
+        if self.rows is not None:
+            said += f", {self.mean_rows:.3g} rows each on average"
         match self.how:
             case How.ONCE:
                 return f"{said}, played once"
@@ -119,7 +119,7 @@ def load(
         times=times,
         rows=played if any(each > 1 for each in rows) else None,
         process=process,
-        usual_rows=max(1, round(sum(rows) / len(rows))),
+        mean_rows=max(sum(rows) / len(rows), 1.0),
         how=how,
         recorded=len(rows),
         span=span,

@@ -93,7 +93,8 @@ class Played(Struct, frozen=True, rename="camel"):
     requests: int
     rate: float
     seconds: float
-    rows: int
+    rows: float
+    """Mean of a request."""
 
 
 class WhatIf(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -163,7 +164,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
         target=target,
         budget=assumptions.budget(policy),
         limits=limits,
-        rows=played.usual_rows,
+        rows=played.mean_rows,
         quantiles=policy.slo.percentiles[:-1],
     )
     # 1. The parameters that the tuner would choose, by its own search over these very arrivals
@@ -187,7 +188,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
     forecaster = played.forecaster(situation)
     named = [("now", found.parameters), ("as given", given), ("recommended", best.parameters)]
     if asked.compare:
-        rows, executors = played.usual_rows, service.executors
+        rows, executors = situation.usual_rows, service.executors
         named[1:1] = [
             ("no batching", Parameters(max_batch=rows, max_in_flight=executors)),
             ("zero wait", Parameters(max_batch=limits.max_batch, max_in_flight=executors)),
@@ -218,7 +219,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
             requests=len(played.times),
             rate=played.process.rate,
             seconds=played.times[-1],
-            rows=played.usual_rows,
+            rows=played.mean_rows,
         ),
         service=Curve(service.sizes, service.means, service.noise, service.executors, service.samples),
         current=found.parameters,

@@ -53,7 +53,7 @@ def test_as_many_rows_come_as_do_where_their_mean_is_no_whole_number(shares):
     rows = load.rows if shares else [load.rows] * len(load.arrivals)
     assert sum(rows) / load.arrivals[-1] == pytest.approx(400 * 1.4, rel=0.01)
     assert played.load_share(point) == pytest.approx(1.4 * Forecaster(situation(400.0)).load_share(point))
-    # Figures are of real requests, of which fewer come than are played.
+    # Figures are of real requests; more or fewer are played.
     found = played.forecast(point)
     assert found.throughput == pytest.approx(400.0, rel=0.01)
     assert found.device_time * 400 == pytest.approx(found.utilization, rel=0.02)

@@ -72,9 +72,11 @@ def test_rows_go_with_their_requests_and_in_turn_when_there_are_more():
     found = load(recorded, How.REPEATED, seconds=4.0)
     assert found.rows[:4] == [1, 2, 3, 1]
     assert found.rows[150:153] == [1, 2, 3]
-    assert found.usual_rows == 2
+    assert found.mean_rows == 2
     assert "2 rows each on average" in found.described
     assert found.arrivals[1] == (pytest.approx(0.01), 2)
+    one_in_four = [(time, 1 + (index % 4 == 0)) for index, (time, _) in enumerate(EVEN[:400])]
+    assert "1.25 rows each" in load(one_in_four).described
 
 
 def test_too_many_to_play_names_the_options():

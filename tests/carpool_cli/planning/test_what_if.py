@@ -191,7 +191,7 @@ def test_a_setting_that_misses_sheds_as_its_sidecar_would():
 def test_requests_of_several_rows_are_played_as_such():
     rows = [(time, 1 + index % 4) for index, (time, _) in enumerate(behind(rate=200.0, count=800).arrivals)]
     answer = found_of(behind(arrivals=rows))
-    assert answer.load.rows == 2
+    assert answer.load.rows == 2.5
     assert answer.recommendation.holds
     assert answer.recommendation.mean_batch > 2.5
 
