@@ -1,13 +1,34 @@
-"""Answers of arbitrary servers: the exceptions for a missing answer, and for an unreadable one."""
+"""Answers of arbitrary servers: a GET, the exceptions for a missing answer, and for an unreadable one."""
 
 from __future__ import annotations
 
 import http.client
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from carpool_cli.options import Address
 
 NO_ANSWER = (OSError, http.client.HTTPException)
 """No connection, one that breaks during the answer, or no HTTP, as from the port of a TLS or gRPC server."""
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Not JSON, not UTF-8, nested too deeply, or of an unexpected form."""
+
+
+def get(address: Address, path: str, timeout: float, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+    """Return the status and body of a GET. ``path`` is whole: ``address.path`` is not put before it.
+
+    Raises one of ``NO_ANSWER``.
+    """
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
+    try:
+        connection.request("GET", path, headers=headers or {})
+        # The connection doesn't close an answer that has "Connection: close" and breaks off: its socket stays open.
+        with connection.getresponse() as answer:
+            return answer.status, answer.read()
+    finally:
+        connection.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import pytest
 
+from carpool_cli.answers import get
 from carpool_cli.live.first_call import curl_line
-from carpool_cli.options import ADDRESS
+from carpool_cli.options import ADDRESS, Address
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
 
@@ -76,6 +78,25 @@ def test_what_is_no_answer_is_one_line(carpool, command, answer):
     assert result.exit_code == 1
     assert result.output.startswith("Error: ")
     assert len(result.output.splitlines()) == 1
+
+
+def test_an_answer_that_comes_too_late_leaves_no_connection_open():
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as server:
+
+        def begin():
+            connection = listening.accept()[0]
+            connection.settimeout(10)
+            request = connection.recv(65536)
+            connection.sendall(ANSWERS["cut off"])
+            return connection, request
+
+        answered = server.submit(begin)
+        with pytest.raises(TimeoutError) as error:  # whose traceback holds the answer
+            get(Address("127.0.0.1", listening.getsockname()[1], ""), "/", timeout=0.5)
+        connection, request = answered.result()
+        with connection:
+            assert request.startswith(b"GET / HTTP/1.1")
+            assert connection.recv(1) == b"", error
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)

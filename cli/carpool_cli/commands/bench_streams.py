@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import platform
 import signal
 import socket
@@ -17,7 +16,7 @@ import click
 import msgspec
 
 from carpool.policy.durations import format_seconds
-from carpool_cli.answers import NO_ANSWER, UNREADABLE
+from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
 from carpool_cli.live.figures import duration, number
 from carpool_cli.load import servers
 from carpool_cli.load.report import problems
@@ -143,15 +142,12 @@ def _model(server: Address, timeout: float) -> str:
 
     Raises ``click.ClickException`` naming the option that avoids the question.
     """
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=timeout)
     path = _target(server).removesuffix(CHAT).removesuffix("/completions") + "/models"
     try:
-        connection.request("GET", path)
-        found: str = msgspec.json.decode(connection.getresponse().read())["data"][0]["id"]
+        _, body = get(server, path, timeout)
+        found: str = msgspec.json.decode(body)["data"][0]["id"]
     except (*NO_ANSWER, *UNREADABLE, LookupError, TypeError):
         raise click.ClickException(f"{server} names no model at {path}: name it with --model") from None
-    finally:
-        connection.close()
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from carpool.exchange.decision import Reason
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy
-from carpool_cli.answers import NO_ANSWER, UNREADABLE
+from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
 from carpool_cli.options import need
 
 if TYPE_CHECKING:
@@ -148,24 +147,19 @@ class AdminClient:
             raise self._other(path) from None
 
     def _ask(self, path: str) -> bytes:
-        connection = http.client.HTTPConnection(self.address.host, self.address.port, timeout=self._timeout)
         try:
-            connection.request("GET", self.address.path + path, headers=self._headers)
-            answer = connection.getresponse()
-            body = answer.read()
+            status, body = get(self.address, self.address.path + path, self._timeout, self._headers)
         except NO_ANSWER as error:
             why = str(error) or type(error).__name__
             raise AdminError(f"no sidecar answers at {self.address}: {why}; name its admin port") from None
-        finally:
-            connection.close()
-        if answer.status in {401, 403}:
-            raise AdminError(self._refused(answer.status, _words(body)))
-        if answer.status == 404 and "the admin port serves" in _words(body):
+        if status in {401, 403}:
+            raise AdminError(self._refused(status, _words(body)))
+        if status == 404 and "the admin port serves" in _words(body):
             if self.address.path:
                 raise AdminError(f"{self.address} is a page of a sidecar's admin port: leave the path out")
             raise AdminError(f"{self.address} is an older sidecar's, without {path.partition('?')[0]}: update it")
-        if answer.status != 200:
-            raise AdminError(f"{self.address}{path} answers {answer.status}: that is no sidecar's admin port")
+        if status != 200:
+            raise AdminError(f"{self.address}{path} answers {status}: that is no sidecar's admin port")
         return body
 
     def _refused(self, status: int, words: str) -> str:

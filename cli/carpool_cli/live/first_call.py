@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import math
 import shlex
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from carpool_cli.answers import NO_ANSWER, UNREADABLE
+from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
 
 if TYPE_CHECKING:
     from carpool_cli.options import Address
@@ -107,13 +106,8 @@ T = TypeVar("T")
 
 def _get(server: Address, path: str, form: type[T], timeout: float) -> T | None:
     """Return a JSON object of this type; None if there is none."""
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=timeout)
     try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        body = answer.read()
-        return msgspec.json.decode(body, type=form) if answer.status == 200 else None
+        status, body = get(server, path, timeout)
+        return msgspec.json.decode(body, type=form) if status == 200 else None
     except (*NO_ANSWER, *UNREADABLE):
         return None
-    finally:
-        connection.close()

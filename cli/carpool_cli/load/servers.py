@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import math
 import re
 import socket
@@ -12,7 +11,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from carpool_cli.answers import NO_ANSWER, UNREADABLE
+from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
 from carpool_cli.load import tensors
 from carpool_cli.load.tensors import CODES, Malformed, Tensor
 
@@ -127,23 +126,18 @@ def inputs_of(address: Address, model: str, timeout: float) -> list[InputSpec]:
     Raises ``click.ClickException`` with the alternative.
     """
     path = f"{address.path}/v2/models/{model}"
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
     try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        body = answer.read()
+        status, body = get(address, path, timeout)
     except NO_ANSWER as error:
         why = str(error) or type(error).__name__
         raise click.ClickException(
             f"no answer from {address}: {why}; is the server up? Does it speak HTTP there?"
         ) from None
-    finally:
-        connection.close()
-    if answer.status == 503:
+    if status == 503:
         raise click.ClickException(f"model {model!r} at {address} is not ready (status 503): try again once it serves")
     try:
-        if answer.status != 200:
-            raise Malformed(f"status {answer.status}")  # noqa: TRY301 - one message for both ways to fail
+        if status != 200:
+            raise Malformed(f"status {status}")  # noqa: TRY301 - one message for both ways to fail
         described = msgspec.json.decode(body, type=_Metadata).inputs
     except (Malformed, *UNREADABLE) as error:
         raise click.ClickException(

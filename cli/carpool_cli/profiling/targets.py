@@ -127,8 +127,8 @@ class Connections:
             self._connections.append(connection)
         try:
             connection.request("POST", path, body, {name.decode(): value.decode() for name, value in headers})
-            answer = connection.getresponse()
-            return answer, answer.read()
+            with connection.getresponse() as answer:
+                return answer, answer.read()
         except NO_ANSWER as error:
             connection.close()  # the next request opens it again
             raise TargetError(

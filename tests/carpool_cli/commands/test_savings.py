@@ -123,8 +123,9 @@ def test_all_models_of_a_sidecar_are_compared_and_one_without_measurements_is_na
         assert done.exit_code == 0, done.output
         for _ in range(3):
             ask = urllib.request.Request(f"{up.data}/v1/models/another:predict", b'{"instances": [[1.0]]}')  # noqa: S310
-            with pytest.raises(urllib.error.HTTPError):
+            with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(ask)  # noqa: S310 - our own process
+            refused.value.close()
         shown = carpool("savings", up.admin)
         assert shown.exit_code == 0, shown.output
         assert "standin at" in shown.output

@@ -73,6 +73,7 @@ def _value(url: str, location: str) -> float:
         with urlopen(url, timeout=PATIENCE) as answer:  # noqa: S310 - of the test's own cluster
             status, body = answer.status, answer.read()
     except HTTPError as error:
+        error.close()
         raise ScalerError(f"{url}: api returned {error.code}") from error
     except OSError as error:
         raise ScalerError(f"{url}: {error}") from error
