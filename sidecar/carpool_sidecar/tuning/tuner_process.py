@@ -39,6 +39,9 @@ result is soon outdated."""
 SHARE = 0.01
 """Share of one core for searches of capacities: this process shares the sidecar's CPU limit with the data path."""
 
+ANOTHER_SPREAD = 1.25
+"""Factor between dispersions of arrivals that counts as a change. After 15 s, that of bursts is still a first guess."""
+
 OVERDRAFT = 300.0
 """A changed model is searched even with so many seconds of rest left: 3 s of CPU in advance, and the mean stays.
 
@@ -61,8 +64,8 @@ class Tuners:
         """By model: its generation, and its tuner."""
         self._measured: dict[str, float] = {}
         """When each capacity was last searched, seconds of the sidecar's clock; new models count as searched now."""
-        self._searched: dict[str, ServiceTime | None] = {}
-        """The latency model of that search."""
+        self._searched: dict[str, tuple[ServiceTime, float]] = {}
+        """The latency model of that search, and the dispersion of the arrivals, at least 1."""
         self._rests_until = -inf
         """When the next search is allowed, given the duration of the last one."""
 
@@ -89,7 +92,7 @@ class Tuners:
     def _measure(self, observations: Observations) -> Iterator[Reply]:
         """Search the capacity of one model: this delays only the next observation.
 
-        Models whose batch latency changed come first, then those that wait longest.
+        Models whose batch latency or bursts changed come first, then those that wait longest.
         """
         self._measured = {
             name: self._measured.get(name, observations.models[name].observation.now + FIRST - AGAIN)
@@ -110,14 +113,27 @@ class Tuners:
         began = self._cpu()
         capacity = tuner.plan.capacity(tuner.parameters, best=self._steered)
         self._rests_until = max(self._rests_until, now) + (self._cpu() - began) / SHARE
-        self._measured[name], self._searched[name] = now, tuner.belief.in_force
+        self._measured[name] = now
+        if (found := _basis(tuner)) is not None:
+            self._searched[name] = found
         if capacity is not None:
             yield Measured(name, capacity, generation)
 
     def _is_changed(self, name: str) -> bool:
-        """Whether batch latency changed since the last search; True before the first one."""
-        service, searched = self._tuners[name][1].belief.in_force, self._searched.get(name)
-        return service is not None and service is not searched and has_changed(service, searched)
+        """Whether batch latency or bursts changed since the last search; True before the first one."""
+        found, searched = _basis(self._tuners[name][1]), self._searched.get(name)
+        if found is None or searched is None:
+            return found is not None
+        spreads = found[1] / searched[1]
+        return max(spreads, 1 / spreads) > ANOTHER_SPREAD or (
+            found[0] is not searched[0] and has_changed(found[0], searched[0])
+        )
+
+
+def _basis(tuner: Tuner) -> tuple[ServiceTime, float] | None:
+    """Return the latency model and the dispersion of the arrivals, at least 1; None before both are known."""
+    service, process = tuner.belief.in_force, tuner.belief.load.measured
+    return None if service is None or process is None else (service, max(process.dispersion, 1.0))
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:

@@ -142,11 +142,11 @@ def test_what_tunes_goes_its_own_way():
     assert next(tuners.step(changed)).decision.parameters == PARAMETERS
 
 
-def served(now, models=("m",), seconds=0.005):
-    """Half a second of 100 requests/s, one by one, each 5 ms."""
+def served(now, models=("m",), seconds=0.005, gap=0.01):
+    """Half a second of 100 requests/s, one by one, each 5 ms; with a smaller gap they come all at once."""
     counters = Counters()
     for number in range(50):
-        counters.arrived(now - 0.5 + number / 100, 1)
+        counters.arrived(now - 0.5 + number * gap, 1)
     cells = [(0, 1, 1, 0, 50, 50 * seconds, 50 * seconds**2)]
     stats = msgspec.structs.replace(counters.snapshot(now), cells=cells, batchable=50)
     one = Observed(Observation(now=now, seconds=0.5, stats=stats), PARAMETERS, 1)
@@ -205,6 +205,15 @@ def test_a_slower_device_has_a_new_capacity_before_the_last_search_is_paid_for()
     assert 40 < at <= 43, "three observations show it; the rest lasts until 115 s"
     assert after < 0.75 * before
     assert not [at for at, _, _ in rest if at < 40 + AGAIN]
+
+
+def test_requests_that_come_in_bursts_have_a_new_capacity_before_the_last_search_is_paid_for():
+    cpu = itertools.count()
+    steps = [served(step / 2, gap=0.01 if step < 80 else 0.001) for step in range(160)]
+    (_, _, before), (at, _, after), *rest = searches(steps, lambda: float(next(cpu)))
+    assert 40 < at <= 80, "the rest lasts until 115 s"
+    assert after < 0.9 * before
+    assert len(rest) <= 2
 
 
 def test_a_device_that_changes_all_the_time_takes_at_most_so_much_in_advance():
