@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import product
 from math import exp
 from multiprocessing import get_context
 from pathlib import Path
@@ -229,19 +230,17 @@ def main() -> int:
     parser.add_argument("--world", action="append", choices=[*WORLDS], help="only this one; may be given again")
     parser.add_argument("--contender", action="append", choices=[*CONTENDERS], help="only this one, beside Carpool")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--again", action="store_true", help="only Carpool; the other rules' results are kept")
+    parser.add_argument("--again", action="store_true", help="only Carpool, and what no results are kept of")
     parser.add_argument("--table", action="store_true", help="only print the table of the results kept")
     options = parser.parse_args()
     if options.table:
         print(*show(msgspec.json.decode(RESULTS.read_bytes(), type=Results).rows)[0], sep="\n")
         return 0
     before = msgspec.json.decode(RESULTS.read_bytes(), type=Results).rows if options.again else []
-    names = (
-        [CARPOOL]
-        if options.again
-        else [CARPOOL, *(options.contender or (name for name in CONTENDERS if name != CARPOOL))]
-    )
-    tasks = [(world, name, options.seed) for world in options.world or WORLDS for name in names]
+    kept = {(row.world, row.contender) for row in before if row.contender != CARPOOL}
+    names = [CARPOOL, *(options.contender or (name for name in CONTENDERS if name != CARPOOL))]
+    pairs = product(options.world or WORLDS, names)
+    tasks = [(world, name, options.seed) for world, name in pairs if (world, name) not in kept]
     rows: list[Row] = []
     measured = commit()
     with get_context("spawn").Pool(2) as pool:
@@ -249,7 +248,7 @@ def main() -> int:
             rows.append(row)
             print(f"\r{len(rows)} of {len(tasks)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    rows += [row for row in before if row.contender != CARPOOL]
+    rows += [row for row in before if (row.world, row.contender) in kept]
     rows.sort(key=lambda row: ([*WORLDS].index(row.world), row.contender))
     lines, least = show(rows)
     print(*lines, sep="\n")
