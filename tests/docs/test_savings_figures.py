@@ -39,6 +39,20 @@ def test_the_page_says_what_a_day_saves_beyond_zero_wait(results):
     assert said == [(some[0], some[-1])] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Carpool's load at 0.9", "Carpool's load at 0.9 takes {} to {} times the fewest replica-hours"),
+        ("the same, capacity as known live", "Carpool's load takes {} to {} times the fewest replica-hours"),
+    ],
+)
+def test_the_page_says_how_many_replica_hours_the_load_takes(results, name, words):
+    hours = [each["ofTheFewest"] for each in results["days"] if each["name"].startswith(name)]
+    assert len(hours) == 6, "three models, a day and a trace"
+    assert words.format(f"{min(hours):.2f}", f"{max(hours):.2f}") in text_of("savings.md")
+    assert f"{min(hours):.2f} to {max(hours):.2f} times" in text_of("decisions/0041-capacity.md")
+
+
 def test_the_decision_says_how_close_forecast_and_simulation_are(results):
     errors = [abs(each["error"]) for each in results["capacities"]]
     text = (ROOT / "docs" / "decisions" / "0041-capacity.md").read_text()

@@ -39,7 +39,11 @@ def draw(path: Path, title: str, days: Sequence[tuple[str, Steps]]) -> None:
             busy.plot(hours, _smooth([100 * each for each in steps.busy]), **look)
             missed.plot(hours, _smooth([100 * each for each in steps.missed]), **look)
         replicas.set_ylabel("replicas, starting included")
-        replicas.legend(frameon=False, loc="upper left", fontsize=8)
+        replicas.yaxis.get_major_locator().set_params(integer=True)
+        # Below the panels: replicas that come and go all day leave no room among the curves.
+        figure.legend(
+            *replicas.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8
+        )
         busy.set_ylabel("device busy, %")
         missed.set_ylabel("late or refused, %")
         missed.set_xlabel("hours")
@@ -47,7 +51,7 @@ def draw(path: Path, title: str, days: Sequence[tuple[str, Steps]]) -> None:
             panel.set_ylim(bottom=0)
             panel.margins(x=0)
             panel.grid(alpha=0.25)
-        replicas.set_ylim(0, 1.35 * max(max(steps.replicas) for _, steps in days))
+        replicas.set_ylim(0, 1.1 * max(max(steps.replicas) for _, steps in days))
         missed.set_ylim(0, max(1.2, *missed.get_ylim()))
         missed.axhline(1.0, color="0.5", linewidth=0.8)
         missed.text(0, 1.0, " the SLO allows 1 %", va="bottom", color="0.35", fontsize=8)

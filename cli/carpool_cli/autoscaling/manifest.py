@@ -51,6 +51,16 @@ RULES_FIELDS = ("stabilizationWindowSeconds", "policies", "selectPolicy", "toler
 POLICY_FIELDS = ("type", "value", "periodSeconds")
 TRIGGER_FIELDS = ("type", "metadata", "metricType", "name", "authenticationRef")
 
+OF_TARGETS = frozenset(name for name in autoscalers.METRICS if name.startswith("carpool_target_"))
+"""The operator's metrics: one series for a workload, so that an average of them is their sum."""
+OF_ONE = frozenset({"avg", "max", "min"})
+NO_SUMS = frozenset({
+    "count", "count_values", "group", "stddev", "stdvar", "quantile", "topk", "bottomk", "histogram_quantile",
+    "increase", "delta", "deriv", "predict_linear", "sum_over_time", "count_over_time",
+})  # fmt: skip
+"""PromQL's words whose result is no sum over pods. KEDA divides it by the threshold: an average over pods
+keeps it at one replica."""
+
 WAKES = "external-push"
 """Trigger that holds requests while no replica runs, and starts the first one."""
 
@@ -142,7 +152,12 @@ def _hpa_metric(metric: Mapping[str, Any]) -> tuple[str, float]:
     if kind in {"External", "Pods"} and "averageValue" in target:
         named = str(_fields(part.get("metric"), f"spec.metrics.{name}.metric").get("name"))
         return _named(named, {named}), _number(target["averageValue"], f"{where}.averageValue")
-    raise AutoscalerError(f"metric {kind} can't be simulated: it needs averageUtilization of cpu, or averageValue")
+    named = (
+        part.get("name") or _fields(part.get("metric"), f"spec.metrics.{name}.metric").get("name") or "without a name"
+    )
+    raise AutoscalerError(
+        f"metric {kind} {named} can't be simulated: averageUtilization of cpu, and averageValue of External or Pods can"
+    )
 
 
 def _trigger(trigger: Mapping[str, Any]) -> tuple[str, float]:
@@ -154,10 +169,16 @@ def _trigger(trigger: Mapping[str, Any]) -> tuple[str, float]:
     if kind == "cpu":
         return CPU, _number(metadata["value"], "spec.triggers.metadata.value")
     if kind == "prometheus":
-        text = str(metadata.get("query"))
+        text = str(metadata.get("query")).strip()
         asked = autoscalers.query(text)
         if asked.computes:
             raise AutoscalerError(f"query {text!r}: arithmetic can't be simulated: write it into the threshold")
+        one_series = not asked.names.isdisjoint(OF_TARGETS)
+        if others := sorted(asked.names & (NO_SUMS if one_series else NO_SUMS | OF_ONE)):
+            raise AutoscalerError(
+                f"query {text!r}: {others[0]} can't be simulated: write the sum over all pods, such as "
+                "sum(carpool_load_ratio{...}) or sum(rate(...))"
+            )
         return _named(text, asked.names), _number(metadata["threshold"], "spec.triggers.metadata.threshold")
     if kind == "metrics-api":
         field = str(metadata.get("valueLocation"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration
@@ -120,22 +121,17 @@ def command(
     """
     if bool(sidecars) + (path is not None) + (prometheus is not None) != 1:
         raise click.UsageError("name sidecars (http://127.0.0.1:9090), --prometheus, or --profile: one of the three")
+    _check(SIDECARS if sidecars else "--profile" if path is not None else "--prometheus")
     by_hand = None
     if max_batch is not None or max_wait is not None or max_in_flight is not None:
         by_hand = Parameters(
             max_batch=max_batch or 32, max_wait=Duration(max_wait or 0.0), max_in_flight=max_in_flight or 1
         )
     price = None if gpu_hour is None else Price(gpu_hour)
-    if pods is not None and not sidecars:
-        raise click.UsageError("--pods goes with running sidecars: --rate, --trace and Prometheus have the whole load")
     failed: list[str] = []
     if prometheus is not None:
-        if rate is not None or trace is not None:
-            raise click.UsageError("--rate and --trace go with --profile: Prometheus has the load")
         found, failed = _past(prometheus, since, selector, slo, by_hand, price, objective, target_utilization)
     elif path is None:
-        if slo is not None or rate is not None or trace is not None:
-            raise click.UsageError("--slo-p99, --rate and --trace go with --profile: a sidecar brings its own")
         read = [_running(each, by_hand, price, pods or 1, key_file, workload) for each in sidecars]
         found, failed = [one for each, _ in read for one in each], [one for _, each in read for one in each]
     else:
@@ -172,6 +168,37 @@ def command(
         drawn = [(each.name, each.ways) for each in found]
         savings_plot.draw(plot, [*drawn, ("in all", total(found))] if len(drawn) > 1 else drawn)
         click.echo(f"drew {plot}", err=as_json)
+
+
+SIDECARS = "running sidecars"
+GOES_WITH = {
+    "since": ("--prometheus",),
+    "selector": ("--prometheus",),
+    "rate": ("--profile",),
+    "cv": ("--profile",),
+    "trace": ("--profile",),
+    "pods": (SIDECARS,),
+    "slo": ("--profile", "--prometheus"),
+    "objective": ("--profile", "--prometheus"),
+    "target_utilization": ("--profile", "--prometheus"),
+    "key_file": (SIDECARS,),
+    "workload": (SIDECARS,),
+}
+"""The sources of a load with which an option means something; other options go with all."""
+BRINGS = {SIDECARS: ": a sidecar brings its own", "--prometheus": ": Prometheus has the load", "--profile": ""}
+
+
+def _check(source: str) -> None:
+    """Reject options that would change nothing.
+
+    Raises ``click.UsageError`` naming the option, and what it goes with.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        wanted = GOES_WITH.get(parameter.name or "", (source,))
+        if source not in wanted and context.get_parameter_source(parameter.name or "") is not ParameterSource.DEFAULT:
+            named = f"{parameter.opts[0]} goes with {' and '.join(wanted)}"
+            raise click.UsageError(named + (BRINGS[source] if wanted[0] == "--profile" else ""))
 
 
 def _running(
@@ -230,9 +257,11 @@ def _past(
     """Compare for every model with requests in that time; for those that can't be compared return why."""
     from carpool_cli.planning import history, prometheus  # noqa: PLC0415 - not for profiles
 
-    asked = history.questions(since, selector)
+    now = time.time()
     try:
-        ranges, ends = prometheus.ask(url, asked, since, time.time())
+        held = prometheus.held(url, since, selector, now)
+        asked = history.questions(held.since, selector, held.interval)
+        ranges, ends = prometheus.ask(url, asked, held.since, now)
         known = history.pasts(asked, ranges, ends, slo=slo, objective=objective, target_utilization=target_utilization)
     except history.HistoryError as error:
         raise click.ClickException(str(error)) from None

@@ -20,11 +20,11 @@ from carpool.learning.arrivals import WindowCounts
 from carpool.learning.latency_model import LatencyLearner
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.spec import PERCENTILES, SLO, BatchingPolicy, Latency
-from carpool_cli.planning import assumptions
+from carpool_cli.planning import assumptions, replica
 from carpool_cli.planning.savings import Counted, Stretch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from carpool.learning.latency_model import ServiceTime
 
@@ -48,6 +48,9 @@ CELLS = ("carpool_batches_total", "carpool_batch_busy_seconds_total", "carpool_b
 LEAST = 2
 """Least arrivals in a step whose windows can show burstiness."""
 
+SCRAPES = 4
+"""Least scrapes in a step: without two of them there is no increase, and the step would look like one without load."""
+
 
 class HistoryError(ValueError):
     """Prometheus' data does not suffice; the message has what is missing and the fix."""
@@ -59,6 +62,15 @@ class Series(Struct, frozen=True):
     metric: dict[str, str]
     values: list[tuple[float, str]] = []
     value: tuple[float, str] | None = None
+
+
+class Held(NamedTuple):
+    """What Prometheus holds of the sidecars, seconds."""
+
+    since: float
+    """How long ago the first sample was, at most what was asked for."""
+    interval: float
+    """Mean time between two samples of a pod; 0: there are none."""
 
 
 class Questions(NamedTuple):
@@ -96,10 +108,33 @@ SURE = 'executors="0"'
 """Cells for a server concurrency above 1 count the same batches again."""
 
 
-def questions(since: float, selector: str = "") -> Questions:
-    """Return the queries for the last ``since`` seconds; ``selector``: matchers, such as ``namespace="shop"``."""
-    step = max(min(SHORTEST, since / PARTS), since / STEPS)
-    window, whole = f"[{max(round(1000 * step), 1)}ms]", f"[{max(round(1000 * since), 1)}ms]"
+def about_held(since: float, selector: str = "") -> tuple[str, str]:
+    """Return the queries for what is held of the last ``since`` seconds.
+
+    1. The time of the first sample (epoch), late by at most a 500th of ``since``.
+    2. The mean time between two samples of a pod: of a series that is looked at in even steps, and of its samples.
+    """
+    series, step = f"carpool_arrivals_total{{{selector}}}", since / STEPS
+    steps = f"[{_milliseconds(since)}:{_milliseconds(step)}]"
+    samples = f"sum(count_over_time({series}[{_milliseconds(since)}]))"
+    return (
+        f"min(min_over_time(timestamp({series}){steps}))",
+        f"{step:.3f} * sum(count_over_time({series}{steps})) / {samples}",
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{max(round(1000 * seconds), 1)}ms"
+
+
+def questions(since: float, selector: str = "", interval: float = 0.0) -> Questions:
+    """Return the queries for the last ``since`` seconds, which are divided evenly.
+
+    ``selector``: matchers, such as ``namespace="shop"``. ``interval``: seconds between two scrapes.
+    """
+    least = max(min(SHORTEST, since / PARTS), since / STEPS, SCRAPES * interval)
+    step = since / max(int(since / least), 1)
+    window, whole = f"[{_milliseconds(step)}]", f"[{_milliseconds(since)}]"
 
     def summed(labels: Iterable[str], metric: str, over: str, more: str = "") -> str:
         matchers = ",".join(filter(None, (selector, more)))
@@ -207,7 +242,21 @@ def _past(
         replicas=sum(pods.get(at, 0.0) for at in span) / len(span),
         most_replicas=round(max(pods.get(at, 0.0) for at in span)),
     )
-    return Past(_name(of), situation, policy, load, counted, targets.beware)
+    return Past(_name(of), situation, policy, load, counted, (*targets.beware, *_unseen(situation)))
+
+
+def _unseen(situation: Situation) -> Iterator[str]:
+    """Yield a note if larger batches than those counted may serve more: at low load hardly any are large.
+
+    The sidecars' own limit is not among the counters, so that of the forecast is the largest batch counted.
+    """
+    largest = situation.service.largest_measured
+    twice = replace(situation, limits=replace(situation.limits, max_batch=2 * largest))
+    if replica.unmeasured_beyond(twice) is not None:
+        yield (
+            f"batches above {largest} rows are not in these counts: requests/s and replicas count none, and may be "
+            "better; running sidecars (carpool savings http://...:9090) know more sizes"
+        )
 
 
 def _name(of: tuple[str, ...]) -> str:

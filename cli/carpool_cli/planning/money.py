@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -51,7 +52,7 @@ def read_prices(path: Path) -> list[NodePrice]:
         raise PricesError(
             f"{path}: {error}: write a list such as `- {{labels: {{nvidia.com/gpu.product: A100}}, gpuHour: 2.50}}`"
         ) from None
-    if wrong := next((each for each in found if not each.gpu_hour > 0), None):
+    if wrong := next((each for each in found if not 0 < each.gpu_hour < inf), None):
         raise PricesError(f"{path}: gpuHour {wrong.gpu_hour:g} is no price: write one above 0")
     return found
 

@@ -24,6 +24,7 @@ from carpool_cli.autoscaling.manifest import AutoscalerError, read
 EXAMPLES = Path(__file__).parents[3] / "examples/autoscaling"
 USE = {"type": "Utilization", "averageUtilization": 60}
 CPU_METRIC = {"type": "Resource", "resource": {"name": "cpu", "target": USE}}
+MEMORY_METRIC = {"type": "Resource", "resource": {"name": "memory", "target": USE}}
 ENDPOINT = {"type": "metrics-api", "metadata": {"targetValue": "0.9", "valueLocation": "load"}}
 PUSH = {"type": "external-push", "metadata": {"scalerAddress": "scaler:9090", "interceptorRoute": "resnet"}}
 
@@ -133,7 +134,20 @@ POLICY = {"type": "Pods", "value": 2, "periodSeconds": 60}
     ("document", "words"),
     [
         ({"kind": "Deployment"}, "no HorizontalPodAutoscaler"),
-        (hpa({"type": "Object"}), "Object can't be simulated"),
+        (hpa({"type": "Object"}), "Object without a name can't be simulated"),
+        (
+            hpa(metrics=[MEMORY_METRIC, CPU_METRIC]),
+            "metric Resource memory can't be",
+        ),
+        # KEDA divides what the query gives by the threshold: with these it stays at one replica, or asks for 60 times.
+        (scaled(prometheus("avg(carpool_load_ratio)")), "avg can't be simulated: write the sum"),
+        (scaled(prometheus("max by (pod) (carpool_load_ratio)")), "max can't be simulated"),
+        (scaled(prometheus("count(carpool_target_load_replicas)")), "count can't be simulated"),
+        (scaled(prometheus("sum(increase(carpool_arrivals_total[1m]))")), "increase can't be simulated"),
+        (
+            scaled(prometheus("histogram_quantile(0.9, rate(http_request_duration_seconds_bucket[1m]))")),
+            "histogram_quantile can't be",
+        ),
         (hpa({"type": "Pods", "pods": {"metric": {"name": "x"}, "target": {"averageValue": "1"}}}), "'x' can't be"),
         ({**hpa(), "apiVersion": "autoscaling/v1"}, "autoscaling/v1' can't be simulated: write it as autoscaling/v2"),
         ({**scaled(ENDPOINT), "apiVersion": "keda.sh/v2"}, "write it as keda.sh/v1alpha1"),

@@ -63,7 +63,14 @@ def test_every_way_is_drawn(carpool, profile, tmp_path):
         (("--prometheus", "p:9090"), "not a server's base URL"),
         (("--prometheus", "http://127.0.0.1:9"), "by kubectl port-forward"),
         (("--prometheus", "http://p:9090", "--since", "yesterday"), "12h or 7d"),
-        ((":9090", "--rate", "5"), "go with --profile"),
+        ((":9090", "--rate", "5"), "--rate goes with --profile: a sidecar brings its own"),
+        ((":9090", "--cv", "1"), "--cv goes with --profile: a sidecar brings its own"),
+        ((":9090", "--objective", "efficiency"), "--objective goes with --profile and --prometheus"),
+        ((":9090", "--target-utilization", "70"), "--target-utilization goes with --profile and --prometheus"),
+        ((":9090", "--since", "1h"), "--since goes with --prometheus"),
+        (("--profile", "p.json", "--select", 'a="b"'), "--select goes with --prometheus"),
+        (("--profile", "p.json", "--key-file", "k"), "--key-file goes with running sidecars"),
+        (("--prometheus", "http://p:9090", "--workload", "shop/Deployment/a"), "--workload goes with running sidecars"),
         (("--profile", "p.json"), "--slo-p99"),
     ],
 )
@@ -201,6 +208,7 @@ def test_a_model_of_the_past_whose_slo_cant_be_met_hides_no_other_and_is_named(c
 
     unknown = history.Unknown("shop/new", "no batch was measured in that time")
     found = [past("shop/tight", 0.004), unknown, past("shop/good", 0.05)]
+    monkeypatch.setattr(prometheus, "held", lambda *_: history.Held(3600.0, 15.0))
     monkeypatch.setattr(prometheus, "ask", lambda *_: ({}, {}))
     monkeypatch.setattr(history, "pasts", lambda *_, **__: found)
     asked = ("savings", "--prometheus", "http://p:9090")

@@ -96,11 +96,19 @@ def test_savings_are_of_the_device_seconds_that_were_counted(program, launched, 
         assert arrivals <= scraped, "there is no count without a scrape"
         assert past.counted.device_seconds / 3600 * questions.step * len(past.load) == pytest.approx(counted, rel=0.02)
         shown = carpool("savings", "--prometheus", url, "--since", f"{SINCE}s", "--gpu-hour", 2, "--json")
+        # A day of which Prometheus has a minute: the load of that minute, not of a day's step of three minutes.
+        began = float(value("min(min_over_time(timestamp(carpool_arrivals_total)[10m:1s]))"))
+        least = time.time() - began
+        day = carpool("savings", "--prometheus", url, "--since", "1d", "--json")
+        most = time.time() - began
         computed = json.loads(asked(f"{device}/stats"))["batches"]
     # 3. The sidecar counts no less than the device took: its batches, times t(b).
     assert counted >= 0.98 * sum(count * (0.016 + 0.004 * int(rows)) for rows, count in computed.items())
     # 4. The command shows the same pod.
     assert shown.exit_code == 0, shown.output
+    assert day.exit_code == 0, day.output
+    (of_day,) = json.loads(day.output)["workloads"]
+    assert 0.95 * 600 / most <= of_day["rate"] <= 1.05 * 600 / least
     (workload,) = json.loads(shown.output)["workloads"]
     ways = {way["name"]: way for way in workload["ways"]}
     assert workload["name"] == past.name == "shop/standin"

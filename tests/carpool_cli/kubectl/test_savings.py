@@ -83,8 +83,9 @@ def test_a_replica_costs_what_the_nodes_of_its_pods_do(kubectl, tmp_path):
     assert "at 0.50 to 4.00 an hour" in shown
     prices.write_text("- {labels: {gpu: a100}}\n")
     assert "gpuHour" in kubectl.run(*asked).output
-    prices.write_text("- {gpuHour: 0}\n")
-    assert "no price" in kubectl.run(*asked).output
+    for nothing in ("0", "-1", ".inf", ".nan"):
+        prices.write_text(f"- {{gpuHour: {nothing}}}\n")
+        assert "is no price" in kubectl.run(*asked).output
 
 
 def test_pods_that_ended_cost_nothing(kubectl, tmp_path):

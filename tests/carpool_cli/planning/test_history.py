@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
@@ -155,6 +157,10 @@ def together(*answers):
     )
 
 
+def about_slos(past):
+    return [note for note in past.beware if "its pods have a p" in note]
+
+
 def test_workloads_with_a_model_of_one_name_are_apart(poisson):
     asked = questions(SINCE)
     alone = [pasts(asked, *answered(poisson[2], asked, pods))[0] for pods in (1, 2)]
@@ -170,7 +176,7 @@ def test_workloads_with_a_model_of_one_name_are_apart(poisson):
     ends["slo"] = [slo_of("Deployment/a-0", 0.05), *(slo_of(f"Deployment/b-{pod}", 0.3) for pod in range(2))]
     found = pasts(asked, ranges, ends)
     assert [past.situation.target for past in found] == [0.05, 0.3]
-    assert [past.beware for past in found] == [(), ()]
+    assert [about_slos(past) for past in found] == [[], []]
     assert all("by (namespace, target, model" in text for name, text in asked.ends.items() if name in history.CELLS)
 
 
@@ -281,11 +287,12 @@ def test_what_is_missing_of_one_hides_no_other(poisson):
 def test_pods_of_one_model_with_several_slos_are_planned_by_the_shortest(poisson):
     asked = questions(SINCE)
     ranges, ends = answered(poisson[2], asked, pods=2)
-    assert pasts(asked, ranges, ends)[0].beware == ()
+    assert about_slos(pasts(asked, ranges, ends)[0]) == []
     ends["slo"] = [slo_of("pod-0", 0.05), slo_of("pod-1", 0.3)]
     (past,) = pasts(asked, ranges, ends)
     assert past.situation.target == 0.05
-    assert "from 50ms to 300ms" in past.beware[0]
+    (note,) = about_slos(past)
+    assert "from 50ms to 300ms" in note
 
 
 def test_what_is_counted_where_several_are_computed_at_once_is_the_executors_share():
@@ -325,6 +332,56 @@ def test_steps_hold_several_scrapes_and_are_at_most_five_hundred(since, step):
     assert "shop" not in asked.ranges["scraped"]
     of_sidecars = [text for name, text in asked.ranges.items() if name != "scraped"]
     assert all('namespace="shop"' in text for text in (*of_sidecars, *asked.ends.values()))
+
+
+@pytest.mark.parametrize(("since", "interval"), [(1300.0, 0.0), (23.0, 5.0), (300.0, 30.0), (900.0, 60.0), (10.0, 5.0)])
+def test_steps_divide_the_time_evenly_and_each_has_several_scrapes(since, interval):
+    # 11 steps of 120 s in 1,300 s: what was counted in 1,300 s would be shown as counted in 1,320 s.
+    asked = questions(since, interval=interval)
+    assert since / asked.step == pytest.approx(round(since / asked.step))
+    # A step with one scrape has no increase: it would look like one without load.
+    assert asked.step >= min(4 * interval, since)
+
+
+class Samples:
+    """Says when its first sample was, where it is asked for: at even points in time, up to its ``now``."""
+
+    def __init__(self, monkeypatch, now, first, interval):
+        self.now, self.first, self.interval = now, first, interval
+        monkeypatch.setattr(prometheus, "_one", self.answer)
+
+    def answer(self, _url, fields):
+        step = float(re.search(r":(\d+)ms\]", fields["query"])[1]) / 1000
+        after = step * math.ceil(self.first / step)
+        if after > self.now:
+            return []
+        value = self.interval
+        if fields["query"].startswith("min("):
+            value = self.first + self.interval * math.floor((after - self.first) / self.interval)
+        return [Series({}, value=(self.now, str(value)))]
+
+
+@pytest.mark.parametrize("since", [600.0, 86400.0, 7 * 86400.0, 365 * 86400.0])
+@pytest.mark.parametrize("held", [255.0, 300.0, 590.0])
+def test_what_is_asked_for_begins_with_the_first_sample(monkeypatch, since, held):
+    # Five minutes of samples in a step of 20 minutes would be a quarter of the load.
+    now = 1_795_771_593.0
+    Samples(monkeypatch, now, now - held, 5.0)
+    found = prometheus.held("http://p:9090", since, "", now)
+    assert held < found.since <= held + 5.0
+    assert found.interval == 5.0
+
+
+def test_where_there_is_no_sample_the_whole_time_is_asked_for(monkeypatch):
+    Samples(monkeypatch, 1000.0, 2000.0, 5.0)
+    assert prometheus.held("http://p:9090", 600.0, "", 1000.0) == history.Held(600.0, 0.0)
+
+
+def test_large_batches_that_were_not_counted_are_named(poisson):
+    asked = questions(SINCE)
+    (past,) = pasts(asked, *answered(poisson[2], asked))
+    (note,) = past.beware
+    assert note.startswith(f"batches above {past.situation.service.largest_measured} rows are not in these counts")
 
 
 class Server:
@@ -367,7 +424,9 @@ def test_a_server_is_asked_for_the_range_and_for_its_end(monkeypatch):
     assert set(ends) == set(asked.ends)
     path, fields, headers = server.asked[0]
     assert path == "/prefix/api/v1/query_range"
-    assert (float(fields["start"]), float(fields["end"]), float(fields["step"])) == (400 + asked.step, 1000, asked.step)
+    # The last step ends at 1000 s, and rounding may not lose it.
+    assert (float(fields["start"]), float(fields["step"])) == (400 + asked.step, asked.step)
+    assert 1000 < float(fields["end"]) < 1000 + asked.step
     assert headers["Authorization"] == "Bearer secret"
     assert server.asked[-1][:1] == ("/prefix/api/v1/query",)
 
