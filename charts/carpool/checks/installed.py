@@ -74,10 +74,17 @@ def wrong() -> str | None:
 def main() -> str | None:
     """Return the same, once the API server had time to take in what was installed a moment ago: rights, webhooks."""
     for _ in range(PATIENCE):
-        if wrong() is None:
+        if _wrong_or_away() is None:
             return None
         time.sleep(1.0)
-    return wrong()
+    return _wrong_or_away()
+
+
+def _wrong_or_away() -> str | None:
+    try:
+        return wrong()
+    except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+        return f"the API server does not answer this pod ({error}): do NetworkPolicies let it out?"
 
 
 sys.exit(main())
