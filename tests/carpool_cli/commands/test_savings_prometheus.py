@@ -96,7 +96,7 @@ def test_savings_are_of_the_device_seconds_that_were_counted(program, launched, 
         assert arrivals <= scraped, "there is no count without a scrape"
         assert past.counted.device_seconds / 3600 * questions.step * len(past.load) == pytest.approx(counted, rel=0.02)
         shown = carpool("savings", "--prometheus", url, "--since", f"{SINCE}s", "--gpu-hour", 2, "--json")
-        # A day of which Prometheus has a minute: the load of that minute, not of a day's step of three minutes.
+        # Where Prometheus has a minute of the day: the load of that minute, not of a day's step of three minutes.
         began = float(value("min(min_over_time(timestamp(carpool_arrivals_total)[10m:1s]))"))
         least = time.time() - began
         day = carpool("savings", "--prometheus", url, "--since", "1d", "--json")

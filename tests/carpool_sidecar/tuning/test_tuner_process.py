@@ -198,22 +198,16 @@ def test_a_model_that_gets_no_requests_does_not_delay_others():
     assert [at for at, _, _ in searches(both)] == [FIRST, FIRST + AGAIN, FIRST + 2 * AGAIN]
 
 
-def test_a_slower_device_has_a_new_capacity_before_the_last_search_is_paid_for():
+@pytest.mark.parametrize(
+    ("change", "share"), [({"seconds": 0.0075}, 0.75), ({"gap": 0.001}, 0.9)], ids=["slow", "bursts"]
+)
+def test_what_changed_has_a_new_capacity_before_the_last_search_is_paid_for(change, share):
     cpu = itertools.count()
-    steps = [served(step / 2, seconds=0.005 if step < 80 else 0.0075) for step in range(160)]
+    steps = [served(step / 2, **(change if step >= 80 else {})) for step in range(160)]
     (_, _, before), (at, _, after), *rest = searches(steps, lambda: float(next(cpu)))
     assert 40 < at <= 43, "three observations show it; the rest lasts until 115 s"
-    assert after < 0.75 * before
+    assert after < share * before
     assert not [at for at, _, _ in rest if at < 40 + AGAIN]
-
-
-def test_requests_that_come_in_bursts_have_a_new_capacity_before_the_last_search_is_paid_for():
-    cpu = itertools.count()
-    steps = [served(step / 2, gap=0.01 if step < 80 else 0.001) for step in range(160)]
-    (_, _, before), (at, _, after), *rest = searches(steps, lambda: float(next(cpu)))
-    assert 40 < at <= 80, "the rest lasts until 115 s"
-    assert after < 0.9 * before
-    assert len(rest) <= 2
 
 
 def test_a_device_that_changes_all_the_time_takes_at_most_so_much_in_advance():
