@@ -37,7 +37,7 @@ from carpool.tuning.candidates import known_flights, productive_sizes
 from carpool.tuning.objective import Aim
 from carpool_cli.autoscaling import day_plot
 from carpool_cli.autoscaling import days as fleet
-from carpool_cli.autoscaling.controller import CPU, LOAD, REQUESTS, Autoscaler
+from carpool_cli.autoscaling.controller import CPU, LOAD, REQUESTS, Autoscaler, Metric
 from carpool_cli.autoscaling.days import STEP
 from carpool_cli.planning import assumptions, replica, savings
 from carpool_cli.planning.money import Price
@@ -74,7 +74,7 @@ MODELS = {
 }
 PEAK, TRACE_MEAN = 6.0, 3.0
 """Of the load, in replicas that are full."""
-OURS = Autoscaler(metric=LOAD, target=FULL, most=40)
+OURS = Autoscaler(metrics=(Metric(LOAD, FULL),), most=40)
 COLD = 60.0
 PRICE = Price(2.5)
 
@@ -164,7 +164,7 @@ def contenders(situation: Situation, rates: Sequence[float]) -> list[tuple[str, 
     """
     zero, ours = replica.zero_wait(situation), replica.tuned(situation, Aim())
     scalers = (
-        ("HPA, CPU 60 %, zero wait", Autoscaler(metric=CPU, target=60, most=40)),
+        ("HPA, CPU 60 %, zero wait", Autoscaler(metrics=(Metric(CPU, 60),), most=40)),
         ("HPA, requests/s at 60 % of a load test, zero wait", _requests(zero, 0.6)),
         (f"HPA, requests/s at {FULL:.0%} of a load test, zero wait", _requests(zero, FULL)),
     )
@@ -174,7 +174,7 @@ def contenders(situation: Situation, rates: Sequence[float]) -> list[tuple[str, 
 
 
 def _requests(table: replica.Replica, share: float) -> Autoscaler:
-    return Autoscaler(metric=REQUESTS, target=share * table.capacity, most=40)
+    return Autoscaler(metrics=(Metric(REQUESTS, share * table.capacity),), most=40)
 
 
 def known_live() -> dict[str, Callable[[float], float]]:

@@ -159,7 +159,7 @@ def test_a_day_in_minutes_ends_with_as_many_replicas_as_the_simulation(cluster, 
     hpa["spec"]["behavior"] = {"scaleDown": {"stabilizationWindowSeconds": WINDOW}}
     scaler = manifest.read(hpa)
     table = known(documents[0]["data"]["profile.json"], tmp_path)
-    rates = [(replicas - 0.5) * scaler.target * table.capacity for replicas in (1, 2, 3, 1)]
+    rates = [(replicas - 0.5) * scaler.metrics[0].target * table.capacity for replicas in (1, 2, 3, 1)]
     held = 8
     steps = play(scaler, table, [rate for rate in rates for _ in range(held)], cold_start=STEP, seed=1)
     wanted = steps.replicas[held - 1 :: held]

@@ -1,4 +1,4 @@
-"""One HorizontalPodAutoscaler: computes the number of replicas from a metric, as kube-controller-manager does.
+"""One HorizontalPodAutoscaler: computes the number of replicas from its metrics, as kube-controller-manager does.
 
 Rules and their defaults are those of Kubernetes 1.35 (`pkg/controller/podautoscaler`, `pkg/apis/autoscaling/v2`). With
 a `behavior` the rules differ: the number stays between the results of two windows, and each policy counts the replicas
@@ -10,8 +10,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 TOLERANCE = 0.1
 """Relative distance from the target within which an HPA does nothing."""
@@ -80,12 +84,36 @@ class Behavior(Struct, frozen=True):
     down: Rules = DOWN
 
 
+class Metric(Struct, frozen=True):
+    """What replicas are computed from."""
+
+    name: str
+    """One of ``CPU``, ``REQUESTS``, ``LOAD`` and ``NEEDED``."""
+    target: float
+    """Per replica: percent busy, requests per second, share of the capacity, or replicas needed."""
+
+    def wanted(self, total: float, serving: int, current: int, behavior: Behavior) -> int:
+        """Return the number of replicas; ``total``: the metric's sum over the ``serving`` ones of ``current``."""
+        counted = serving if self.name == CPU else current
+        ratio = total / (self.target * counted)
+        if _is_within(ratio, behavior):
+            return current
+        if self.name == CPU and ratio > 1 and current > serving:
+            # Starting replicas count as idle, so that the same replica is not requested again and again.
+            ratio = total / (self.target * current)
+            return current if ratio <= 1 or _is_within(ratio, behavior) else math.ceil(ratio * current)
+        return math.ceil(total / self.target - 1e-9)
+
+
+def _is_within(ratio: float, behavior: Behavior) -> bool:
+    return 1 - behavior.down.tolerance <= ratio <= 1 + behavior.up.tolerance
+
+
 class Autoscaler(Struct, frozen=True, kw_only=True):
     """An autoscaler's settings, from its manifest."""
 
-    metric: str
-    target: float
-    """Per replica: percent busy, requests per second, share of the capacity, or replicas needed."""
+    metrics: tuple[Metric, ...]
+    """One or more: each gives a number of replicas, and the largest counts."""
     least: int = 1
     """0: the last replica ends after ``cooldown``, and the next request starts one. KEDA does both; its HPA keeps 1."""
     most: int = 10
@@ -98,21 +126,11 @@ class Autoscaler(Struct, frozen=True, kw_only=True):
         """Seconds for which fewer replicas must have been enough."""
         return WINDOW if self.behavior is None else self.behavior.down.window
 
-    def wanted(self, total: float, serving: int, current: int) -> int:
-        """Return the number of replicas from the metric; ``total``: its sum over the serving ones."""
-        counted = serving if self.metric == CPU else current
-        ratio = total / (self.target * counted)
-        if self._within(ratio):
-            return current
-        if self.metric == CPU and ratio > 1 and current > serving:
-            # Starting replicas count as idle, so that the same replica is not requested again and again.
-            ratio = total / (self.target * current)
-            return current if ratio <= 1 or self._within(ratio) else math.ceil(ratio * current)
-        return math.ceil(total / self.target - 1e-9)
-
-    def _within(self, ratio: float) -> bool:
-        rules = self.behavior or Behavior()
-        return 1 - rules.down.tolerance <= ratio <= 1 + rules.up.tolerance
+    def wanted(self, totals: Sequence[float], serving: int, current: int) -> int:
+        """Return the number of replicas; ``totals``: of each metric, its sum over the serving replicas."""
+        behavior = self.behavior or Behavior()
+        pairs = zip(self.metrics, totals, strict=True)
+        return max(metric.wanted(total, serving, current, behavior) for metric, total in pairs)
 
 
 class Controller:

@@ -22,7 +22,7 @@ from carpool_operator.tuning.capacity import WINDOW
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from carpool_cli.autoscaling.controller import Autoscaler
+    from carpool_cli.autoscaling.controller import Autoscaler, Metric
     from carpool_cli.planning.replica import Replica
 
 STEP = 15.0
@@ -103,16 +103,21 @@ def play(
     Carpool's estimate of the capacity, as a share of the true one, by a replica's load.
     """
 
-    def total(rate: float, serving: int) -> float:
-        return _total(scaler, table, rate, serving, known)
+    def totals(rate: float, serving: int) -> list[float]:
+        return [_total(metric.name, table, rate, serving, known) for metric in scaler.metrics]
+
+    def is_enough(replicas: int) -> bool:
+        sums = zip(scaler.metrics, totals(rates[0], replicas), strict=True)
+        return all(total <= metric.target * replicas for metric, total in sums)
 
     rng = Random(seed)  # noqa: S311 - a simulation
     least = scaler.least or int(rates[0] > 0)
-    while 0 < least < scaler.most and total(rates[0], least) > scaler.target * least:
+    while 0 < least < scaler.most and not is_enough(least):
         least += 1
     fleet, controller = _Fleet(least, cold_start), Controller(scaler, 0.0, least)
     # The operator counts the replicas needed over its own window, before the HPA's.
-    lately = deque([0.0], maxlen=1 + (round(WINDOW / STEP) if scaler.metric == NEEDED else 0))
+    kept = [1 + (round(WINDOW / STEP) if metric.name == NEEDED else 0) for metric in scaler.metrics]
+    lately = [deque([0.0], maxlen=most) for most in kept]
     steps, waiting, last = Steps([], [], [], [], [], []), 0.0, 0.0
     for index, rate in enumerate(rates):
         now = index * STEP
@@ -131,24 +136,26 @@ def play(
             values.append(value)  # type: ignore[attr-defined] # lists of numbers
         # 2. The autoscaler's decision; while no replica serves, nothing is measured
         counted = max(rng.gauss(released * STEP, math.sqrt(released * STEP)), 0.0) / STEP
-        lately.append(total(counted, fleet.serving) if fleet.serving else 0.0)
+        measured = totals(counted, fleet.serving) if fleet.serving else [0.0] * len(lately)
+        for values, value in zip(lately, measured, strict=True):
+            values.append(value)
         if fleet.serving:
-            wanted = scaler.wanted(max(lately), fleet.serving, fleet.current)
+            wanted = scaler.wanted([max(values) for values in lately], fleet.serving, fleet.current)
             fleet.scale(now, controller.decide(now, wanted, fleet.current))
         if not scaler.least and now + STEP - last >= scaler.cooldown:
             fleet.scale(now, 0)
     return steps
 
 
-def _total(scaler: Autoscaler, table: Replica, rate: float, serving: int, known: Callable[[float], float]) -> float:
-    """Return the sum of the metric over the replicas that serve."""
-    if scaler.metric == CPU:
+def _total(metric: str, table: Replica, rate: float, serving: int, known: Callable[[float], float]) -> float:
+    """Return the sum of a metric over the replicas that serve."""
+    if metric == CPU:
         return 100 * serving * table.utilization(rate / serving)
-    if scaler.metric == REQUESTS:
+    if metric == REQUESTS:
         return rate
     load = rate / table.capacity
     load /= known(load / serving)
-    return float(replicas(load)) if scaler.metric == NEEDED else load
+    return float(replicas(load)) if metric == NEEDED else load
 
 
 def clairvoyant(table: Replica, rates: Sequence[float], *, cold_start: float, least: int = 1) -> Steps:
@@ -234,12 +241,18 @@ def binned(times: Sequence[float], factor: float = 1.0) -> list[float]:
 
 
 def described(scaler: Autoscaler) -> str:
-    """Describe an autoscaler's metric and target."""
-    what = {
-        CPU: f"{scaler.target:.0f} % CPU",
-        REQUESTS: f"{scaler.target:,.0f} requests/s a replica",
-        LOAD: f"load {scaler.target:.2f}",
-        NEEDED: f"{scaler.target:g} replicas needed a replica",
-    }
+    """Describe an autoscaler's metrics and targets."""
+    what = " or ".join(_target(metric) for metric in scaler.metrics)
+    more = " (whichever asks for more)" if len(scaler.metrics) > 1 else ""
     window, zero = Duration(scaler.window), "" if scaler.least else f", to 0 after {Duration(scaler.cooldown)} idle"
-    return f"{what[scaler.metric]}, {scaler.least} to {scaler.most} replicas, scale-in after {window}{zero}"
+    return f"{what}{more}, {scaler.least} to {scaler.most} replicas, scale-in after {window}{zero}"
+
+
+def _target(metric: Metric) -> str:
+    formats = {
+        CPU: "{:.0f} % CPU",
+        REQUESTS: "{:,.0f} requests/s a replica",
+        LOAD: "load {:.2f}",
+        NEEDED: "{:g} replicas needed a replica",
+    }
+    return formats[metric.name].format(metric.target)

@@ -15,7 +15,7 @@ from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration
 from carpool.tuning.objective import Aim
 from carpool_cli.autoscaling import days, manifest
-from carpool_cli.autoscaling.controller import LOAD, Autoscaler
+from carpool_cli.autoscaling.controller import LOAD, Autoscaler, Metric
 from carpool_cli.autoscaling.days import Day, Steps
 from carpool_cli.autoscaling.manifest import AutoscalerError
 from carpool_cli.planning import assumptions, replica
@@ -112,7 +112,7 @@ def compared(
     """Play a day with the autoscaler on zero-wait replicas, on tuned ones, on Carpool's load, and with foresight."""
     zero, tuned = replica.zero_wait(situation), replica.tuned(situation, Aim.of(policy))
     efficient = replica.tuned(situation, Aim())
-    ours = replace(scaler, metric=LOAD, target=FULL)
+    ours = replace(scaler, metrics=(Metric(LOAD, FULL),))
     plays = [
         ("as given, replicas with zero wait", days.play(scaler, zero, rates, cold_start=cold_start, seed=seed)),
         (

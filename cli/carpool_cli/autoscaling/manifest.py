@@ -18,6 +18,7 @@ from carpool_cli.autoscaling.controller import (
     UP,
     Autoscaler,
     Behavior,
+    Metric,
     Policy,
     Rules,
     Select,
@@ -93,16 +94,14 @@ def read(document: Mapping[str, Any]) -> Autoscaler:
 
 def _hpa(spec: Mapping[str, Any]) -> Autoscaler:
     _known(spec, HPA_FIELDS, "spec")
-    metrics = [_hpa_metric(each) for each in _list(spec, "metrics", "spec")]
-    metric, target = _one(metrics or [(CPU, CPU_PERCENT)])
+    metrics = tuple(_hpa_metric(each) for each in _list(spec, "metrics", "spec"))
     least = _whole(spec.get("minReplicas", 1), "spec.minReplicas", 0)
     if not least:
         raise AutoscalerError(
             f"spec.minReplicas: 0 is of an alpha feature: write 1, or scale to zero by KEDA, e.g. {ADD_ON}"
         )
     return Autoscaler(
-        metric=metric,
-        target=target,
+        metrics=metrics or (Metric(CPU, CPU_PERCENT),),
         least=least,
         most=_whole(spec["maxReplicas"], "spec.maxReplicas", 1),
         behavior=_behavior(spec, "spec"),
@@ -112,7 +111,9 @@ def _hpa(spec: Mapping[str, Any]) -> Autoscaler:
 def _scaled_object(spec: Mapping[str, Any]) -> Autoscaler:
     _known(spec, SCALED_OBJECT_FIELDS, "spec")
     triggers = _list(spec, "triggers", "spec")
-    metric, target = _one([_trigger(each) for each in triggers if each.get("type") != WAKES])
+    metrics = tuple(_trigger(each) for each in triggers if each.get("type") != WAKES)
+    if not metrics:
+        raise AutoscalerError(f"spec.triggers: none but {WAKES} says how many replicas to run: name one that does")
     least = _whole(spec.get("minReplicaCount", 0), "spec.minReplicaCount", 0)
     if not least and not any(each.get("type") == WAKES for each in triggers):
         raise AutoscalerError(
@@ -125,8 +126,7 @@ def _scaled_object(spec: Mapping[str, Any]) -> Autoscaler:
     config = _fields(advanced.get("horizontalPodAutoscalerConfig"), where)
     _known(config, HPA_CONFIG_FIELDS, where)
     return Autoscaler(
-        metric=metric,
-        target=target,
+        metrics=metrics,
         least=least,
         most=_whole(spec.get("maxReplicaCount", 100), "spec.maxReplicaCount", 1),
         behavior=_behavior(config, where),
@@ -134,24 +134,17 @@ def _scaled_object(spec: Mapping[str, Any]) -> Autoscaler:
     )
 
 
-def _one(found: list[tuple[str, float]]) -> tuple[str, float]:
-    if len(found) != 1:
-        fix = "leave one in a copy of the manifest" if found else "name one"
-        raise AutoscalerError(f"it scales by {len(found)} metrics, and one can be simulated: {fix}")
-    return found[0]
-
-
-def _hpa_metric(metric: Mapping[str, Any]) -> tuple[str, float]:
+def _hpa_metric(metric: Mapping[str, Any]) -> Metric:
     kind = str(metric.get("type"))
     name = kind[:1].lower() + kind[1:]
     where = f"spec.metrics.{name}"
     part = _fields(metric.get(name), where)
     target, where = _fields(part.get("target"), f"{where}.target"), f"{where}.target"
     if kind in {"Resource", "ContainerResource"} and part.get("name") == "cpu" and "averageUtilization" in target:
-        return CPU, _number(target["averageUtilization"], f"{where}.averageUtilization")
+        return Metric(CPU, _number(target["averageUtilization"], f"{where}.averageUtilization"))
     if kind in {"External", "Pods"} and "averageValue" in target:
         named = str(_fields(part.get("metric"), f"spec.metrics.{name}.metric").get("name"))
-        return _named(named, {named}), _number(target["averageValue"], f"{where}.averageValue")
+        return Metric(_named(named, {named}), _number(target["averageValue"], f"{where}.averageValue"))
     named = (
         part.get("name") or _fields(part.get("metric"), f"spec.metrics.{name}.metric").get("name") or "without a name"
     )
@@ -160,14 +153,14 @@ def _hpa_metric(metric: Mapping[str, Any]) -> tuple[str, float]:
     )
 
 
-def _trigger(trigger: Mapping[str, Any]) -> tuple[str, float]:
+def _trigger(trigger: Mapping[str, Any]) -> Metric:
     _known(trigger, TRIGGER_FIELDS, "spec.triggers")
     metadata, kind = _fields(trigger.get("metadata"), "spec.triggers.metadata"), trigger.get("type")
     wanted = "Utilization" if kind == "cpu" else "AverageValue"
     if trigger.get("metricType", wanted) != wanted:
         raise AutoscalerError(f"spec.triggers: metricType {trigger['metricType']} can't be simulated: {wanted} can")
     if kind == "cpu":
-        return CPU, _number(metadata["value"], "spec.triggers.metadata.value")
+        return Metric(CPU, _number(metadata["value"], "spec.triggers.metadata.value"))
     if kind == "prometheus":
         text = str(metadata.get("query")).strip()
         asked = autoscalers.query(text)
@@ -179,11 +172,11 @@ def _trigger(trigger: Mapping[str, Any]) -> tuple[str, float]:
                 f"query {text!r}: {others[0]} can't be simulated: write the sum over all pods, such as "
                 "sum(carpool_load_ratio{...}) or sum(rate(...))"
             )
-        return _named(text, asked.names), _number(metadata["threshold"], "spec.triggers.metadata.threshold")
+        return Metric(_named(text, asked.names), _number(metadata["threshold"], "spec.triggers.metadata.threshold"))
     if kind == "metrics-api":
         field = str(metadata.get("valueLocation"))
-        metric = LOAD if field == autoscalers.FIELD else _named(field, {field})
-        return metric, _number(metadata["targetValue"], "spec.triggers.metadata.targetValue")
+        name = LOAD if field == autoscalers.FIELD else _named(field, {field})
+        return Metric(name, _number(metadata["targetValue"], "spec.triggers.metadata.targetValue"))
     raise AutoscalerError(f"trigger {kind!r} can't be simulated: cpu, prometheus and metrics-api can")
 
 

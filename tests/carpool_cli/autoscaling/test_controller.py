@@ -10,6 +10,7 @@ from carpool_cli.autoscaling.controller import (
     Autoscaler,
     Behavior,
     Controller,
+    Metric,
     Policy,
     Rules,
     Select,
@@ -28,7 +29,7 @@ def percent(value, seconds=STEP):
 
 
 def scaler(behavior=None, **changes):
-    return Autoscaler(**{"metric": LOAD, "target": 1.0, "most": 100, "behavior": behavior, **changes})
+    return Autoscaler(**{"metrics": (Metric(LOAD, 1.0),), "most": 100, "behavior": behavior, **changes})
 
 
 def course(behavior, start, wanted, seconds=STEP):
@@ -121,17 +122,26 @@ def test_bounds_are_kept():
 
 @pytest.mark.parametrize(("total", "wanted"), [(4.3, 4), (4.5, 5), (3.7, 4), (3.5, 4), (2.9, 3)])
 def test_within_a_tenth_of_the_target_nothing_is_wanted(total, wanted):
-    assert scaler().wanted(total, 4, 4) == wanted
+    assert scaler().wanted([total], 4, 4) == wanted
 
 
 def test_each_direction_has_its_own_tolerance():
     wide = Behavior(up=Rules(0.0, (pods(4),), tolerance=0.5), down=Rules(0.0, (pods(4),), tolerance=0.0))
-    assert scaler(wide).wanted(5.9, 4, 4) == 4
-    assert scaler(wide).wanted(6.1, 4, 4) == 7
-    assert scaler(wide).wanted(2.9, 4, 4) == 3
-    assert scaler(wide, metric=CPU, target=60).wanted(60 * 5.9, 4, 4) == 4
+    assert scaler(wide).wanted([5.9], 4, 4) == 4
+    assert scaler(wide).wanted([6.1], 4, 4) == 7
+    assert scaler(wide).wanted([2.9], 4, 4) == 3
+    assert scaler(wide, metrics=(Metric(CPU, 60),)).wanted([60 * 5.9], 4, 4) == 4
 
 
 def test_replicas_that_start_count_as_idle_for_cpu_only():
-    assert scaler(metric=CPU, target=50).wanted(200.0, 2, 4) == 4
-    assert scaler(metric=CPU, target=50).wanted(400.0, 2, 4) == math.ceil(400 / 50)
+    cpu = scaler(metrics=(Metric(CPU, 50),))
+    assert cpu.wanted([200.0], 2, 4) == 4
+    assert cpu.wanted([400.0], 2, 4) == math.ceil(400 / 50)
+
+
+def test_each_of_several_metrics_has_its_own_tolerance_and_the_most_replicas_count():
+    both = scaler(metrics=(Metric(LOAD, 1.0), Metric(CPU, 50)))
+    assert both.wanted([4.3, 210.0], 4, 4) == 4, "each within a tenth of its target"
+    assert both.wanted([4.3, 100.0], 4, 4) == 4, "CPU asks for 2"
+    assert both.wanted([2.0, 250.0], 4, 4) == 5
+    assert both.wanted([6.0, 250.0], 4, 4) == 6

@@ -12,7 +12,7 @@ from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Parameters
 from carpool.simulation.simulator import Device, Simulation, table
 from carpool_cli.autoscaling import days
-from carpool_cli.autoscaling.controller import CPU, DOWN, LOAD, NEEDED, REQUESTS, Autoscaler, Behavior, Rules
+from carpool_cli.autoscaling.controller import CPU, DOWN, LOAD, NEEDED, REQUESTS, Autoscaler, Behavior, Metric, Rules
 from carpool_cli.autoscaling.days import STEP, clairvoyant, diurnal, play, summary
 from carpool_cli.planning import replica
 from carpool_cli.planning.assumptions import slo_policy
@@ -20,7 +20,10 @@ from carpool_cli.planning.replica import Replica
 
 # Carries 100/s and is busy in proportion; beyond that it misses what it can't serve.
 PLAIN = Replica(100.0, (100.0, 200.0), (1.0, 1.0), (0.0, 0.5), (Parameters(), Parameters()), 0.01)
-OURS = Autoscaler(metric=LOAD, target=0.9, most=20)
+OURS = Autoscaler(metrics=(Metric(LOAD, 0.9),), most=20)
+
+LOADS, CPUS = Metric(LOAD, 0.9), Metric(CPU, 60.0)
+METRICS = {"load": (LOADS,), "cpu": (CPUS,), "both": (LOADS, CPUS), "both, the other way round": (CPUS, LOADS)}
 
 
 def steady(rate, minutes):
@@ -64,7 +67,7 @@ def test_at_most_twice_as_many_or_four_are_started_at_a_time():
 
 
 def test_replicas_that_start_do_not_make_cpu_percent_ask_for_more():
-    scaler = Autoscaler(metric=CPU, target=60, most=50)
+    scaler = Autoscaler(metrics=(Metric(CPU, 60),), most=50)
     steps = play(scaler, PLAIN, steady(50.0, 2) + steady(100.0, 3), cold_start=600.0)
     # 100 % of one is 167 % of the target: two; the second one starts and counts as idle.
     assert set(steps.replicas[9:]) == {2}
@@ -75,10 +78,24 @@ def test_replicas_needed_are_whole_and_the_most_of_five_minutes():
     rates = steady(150.0, 2) + steady(188.0, 2) + steady(150.0, 20)
     eager = replace(OURS, behavior=Behavior(down=Rules(0.0, DOWN.policies)))
     assert set(play(eager, PLAIN, rates, cold_start=0.0).replicas) == {2}
-    needed = play(replace(eager, metric=NEEDED, target=1.0), PLAIN, rates, cold_start=0.0).replicas
+    needed = play(replace(eager, metrics=(Metric(NEEDED, 1.0),)), PLAIN, rates, cold_start=0.0).replicas
     assert needed[:8] == [2] * 8
     assert set(needed[9 : 16 + 20]) == {3}, "until 300 s after the last one that needs three"
     assert set(needed[16 + 22 :]) == {2}
+
+
+def test_of_several_metrics_the_one_that_asks_for_most_replicas_counts():
+    """A replica is 100 % busy at 100/s: at 200/s, a load of 0.9 takes three, and 60 % of CPU takes four."""
+    rates = steady(50.0, 2) + steady(200.0, 5)
+    of = {name: replace(OURS, metrics=metrics) for name, metrics in METRICS.items()}
+    ends = {name: play(each, PLAIN, rates, cold_start=0.0).replicas[-1] for name, each in of.items()}
+    assert ends == {"load": 3, "cpu": 4, "both": 4, "both, the other way round": 4}
+    # Replicas needed are the most of five minutes. The other metric asks for fewer meanwhile, which changes nothing.
+    rates = steady(350.0, 5) + steady(80.0, 20)
+    quick = replace(OURS, behavior=Behavior(down=Rules(0.0, DOWN.policies)))
+    pair = replace(quick, metrics=(Metric(NEEDED, 1.0), Metric(LOAD, 0.9)))
+    alone = replace(quick, metrics=(Metric(NEEDED, 1.0),))
+    assert play(pair, PLAIN, rates, cold_start=0.0).replicas == play(alone, PLAIN, rates, cold_start=0.0).replicas
 
 
 def test_bounds_are_kept():
@@ -104,7 +121,11 @@ def test_the_fewest_possible_start_in_time_and_are_kept_through_a_short_pause():
 def test_no_autoscaler_takes_less_at_no_more_misses():
     rates = diurnal(700.0)
     best = summary("", clairvoyant(PLAIN, rates, cold_start=60.0))
-    for scaler in (OURS, Autoscaler(metric=REQUESTS, target=90.0, most=20), Autoscaler(metric=CPU, target=90, most=20)):
+    for scaler in (
+        OURS,
+        Autoscaler(metrics=(Metric(REQUESTS, 90.0),), most=20),
+        Autoscaler(metrics=(Metric(CPU, 90),), most=20),
+    ):
         assert summary("", play(scaler, PLAIN, rates, cold_start=60.0)).replica_hours > best.replica_hours
 
 

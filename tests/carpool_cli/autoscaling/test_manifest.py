@@ -14,6 +14,7 @@ from carpool_cli.autoscaling.controller import (
     UP,
     Autoscaler,
     Behavior,
+    Metric,
     Policy,
     Rules,
     Select,
@@ -44,17 +45,17 @@ def behaving(**rules):
 def test_hpas_are_read_with_the_controllers_defaults():
     found = read(behaving(scaleDown={"stabilizationWindowSeconds": 60}))
     behavior = Behavior(up=UP, down=Rules(60.0, DOWN.policies))
-    assert found == Autoscaler(metric=CPU, target=60.0, least=1, most=8, behavior=behavior)
+    assert found == Autoscaler(metrics=(Metric(CPU, 60.0),), least=1, most=8, behavior=behavior)
     pods = {"type": "Pods", "pods": {"metric": {"name": "requests_per_second"}, "target": {"averageValue": "2k"}}}
-    assert read(hpa(pods)) == Autoscaler(metric=REQUESTS, target=2000.0, least=1, most=8)
+    assert read(hpa(pods)) == Autoscaler(metrics=(Metric(REQUESTS, 2000.0),), least=1, most=8)
     container = {"name": "cpu", "container": "model", "target": USE}
-    assert read(hpa({"type": "ContainerResource", "containerResource": container})).metric == CPU
+    assert read(hpa({"type": "ContainerResource", "containerResource": container})).metrics[0].name == CPU
 
 
 @pytest.mark.parametrize("spec", [{}, {"metrics": []}, {"metrics": None}])
 def test_an_hpa_without_metrics_scales_at_80_percent_of_cpu(spec):
     found = read({"kind": "HorizontalPodAutoscaler", "spec": {"maxReplicas": 8, **spec}})
-    assert (found.metric, found.target) == (CPU, 80.0)
+    assert found.metrics == (Metric(CPU, 80.0),)
 
 
 def test_a_behavior_is_read_in_full():
@@ -73,9 +74,9 @@ def test_a_behavior_is_read_in_full():
 
 
 def test_scaled_objects_are_read_too():
-    assert read(scaled(ENDPOINT, maxReplicaCount=4)) == Autoscaler(metric=LOAD, target=0.9, least=1, most=4)
+    assert read(scaled(ENDPOINT, maxReplicaCount=4)) == Autoscaler(metrics=(Metric(LOAD, 0.9),), least=1, most=4)
     query = {"type": "prometheus", "metadata": {"threshold": "50", "query": "sum(rate(carpool_arrivals_total[1m]))"}}
-    assert read(scaled(query)).metric == REQUESTS
+    assert read(scaled(query)).metrics[0].name == REQUESTS
 
 
 def prometheus(query, threshold="300"):
@@ -96,19 +97,27 @@ def prometheus(query, threshold="300"):
     ],
 )
 def test_a_query_is_of_the_metric_that_it_names(query, metric):
-    assert read(scaled(prometheus(query))).metric == metric
+    assert read(scaled(prometheus(query))).metrics[0].name == metric
 
 
 def pods(name, value):
     return {"type": "Pods", "pods": {"metric": {"name": name}, "target": {"averageValue": value}}}
 
 
+def test_several_metrics_are_read_in_order():
+    load = pods("carpool_load", "900m")
+    assert read(hpa(metrics=[CPU_METRIC, load])).metrics == (Metric(CPU, 60.0), Metric(LOAD, 0.9))
+    cpu = {"type": "cpu", "metricType": "Utilization", "metadata": {"value": "60"}}
+    found = read(scaled(PUSH, cpu, ENDPOINT))
+    assert found.metrics == (Metric(CPU, 60.0), Metric(LOAD, 0.9)), "what starts the first replica is no metric"
+
+
 def test_null_is_the_default():
     behavior = {"scaleDown": {"stabilizationWindowSeconds": None, "policies": None, "tolerance": None}, "scaleUp": None}
     given = hpa(pods("carpool_load", "900m"), minReplicas=None, behavior=behavior)
-    assert read(given) == Autoscaler(metric=LOAD, target=0.9, least=1, most=8, behavior=Behavior())
+    assert read(given) == Autoscaler(metrics=(Metric(LOAD, 0.9),), least=1, most=8, behavior=Behavior())
     given = scaled(ENDPOINT, PUSH, minReplicaCount=None, maxReplicaCount=None, cooldownPeriod=None, advanced=None)
-    assert read(given) == Autoscaler(metric=LOAD, target=0.9, least=0, most=100)
+    assert read(given) == Autoscaler(metrics=(Metric(LOAD, 0.9),), least=0, most=100)
 
 
 def test_none_runs_only_where_something_starts_the_first():
@@ -124,7 +133,7 @@ def test_the_examples_can_be_simulated(path):
     for document in yaml.safe_load_all(path.read_text("utf-8")):
         if document.get("kind") in kinds:
             found = read(document)
-            assert (found.metric, found.target, found.most) == (LOAD, 0.9, 8)
+            assert (found.metrics, found.most) == ((Metric(LOAD, 0.9),), 8)
 
 
 POLICY = {"type": "Pods", "value": 2, "periodSeconds": 60}
@@ -151,8 +160,8 @@ POLICY = {"type": "Pods", "value": 2, "periodSeconds": 60}
         (hpa({"type": "Pods", "pods": {"metric": {"name": "x"}, "target": {"averageValue": "1"}}}), "'x' can't be"),
         ({**hpa(), "apiVersion": "autoscaling/v1"}, "autoscaling/v1' can't be simulated: write it as autoscaling/v2"),
         ({**scaled(ENDPOINT), "apiVersion": "keda.sh/v2"}, "write it as keda.sh/v1alpha1"),
-        (scaled(), "0 metrics, and one can be simulated: name one"),
-        (hpa(metrics=[CPU_METRIC, CPU_METRIC]), "2 metrics, .* leave one"),
+        (scaled(), "triggers: none but external-push says how many .*: name one"),
+        (scaled(PUSH), "triggers: none but external-push says how many .*: name one"),
         (hpa(minReplicas=0), "spec.minReplicas: 0"),
         (hpa(sinceWhen=1), "spec.sinceWhen can't be"),
         (hpa(behavior=[]), "spec.behavior has no fields"),
