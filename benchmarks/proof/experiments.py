@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from proof import alone, courses, measures, oracle, told
+from proof import alone, courses, measures, oracle, true_values
 from proof import scenario as suite
 from proof.measures import TOLERATED, Tally, add, tally
 from proof.ourselves import CARPOOL as OURSELVES
@@ -180,7 +180,7 @@ def recoveries(
 def explain(scenario: Scenario, name: str, seed: int) -> Stair:
     """Put Carpool, told what it has to find out (``name``: of ``rows.TOLD``), through rising loads."""
     stair = courses.stair(scenario, oracle.capacity(scenario))
-    outcome = play(scenario, told.maker(stair.course, name), stair.course, seed).outcome
+    outcome = play(scenario, true_values.maker(stair.course, name), stair.course, seed).outcome
     steps = tuple(tally(outcome.summary(step.start, step.stop)) for step in stair.steps)
     return Stair(scenario.name, name, steps)
 
