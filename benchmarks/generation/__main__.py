@@ -96,7 +96,7 @@ def _played(options: argparse.Namespace) -> Record:
     worlds.sort(key=lambda world: world.capacity.rate * world.scenario.seconds)
     with ProcessPoolExecutor() as pool:
         for found in pool.map(row, [each for each in worlds if (each.scenario.name, each.seed) not in done]):
-            _tell(found)
+            _print(found)
             rows.append(found)
             if options.write:
                 _keep(_record(measured, rows, figures=[]))
@@ -113,7 +113,7 @@ def _gate_again() -> Record:
     rows = []
     with ProcessPoolExecutor() as pool:
         for found in chain(pool.map(again, worlds, before.rows), pool.map(row, missing)):
-            _tell(found)
+            _print(found)
             rows.append(found)
     return _record(measured, rows, others=before.others or before.commit)
 
@@ -222,7 +222,7 @@ def _named(scenario: Scenario, names: Sequence[str] | None) -> bool:
     return not names or scenario.name in names
 
 
-def _tell(found: Row) -> None:
+def _print(found: Row) -> None:
     ours, best = found.rules["carpool"], found.rules["best cap"]
     print(
         f"{found.scenario}, seed {found.seed}: {ours.goodput:.2f}/s good of {found.offered:.2f}/s; "

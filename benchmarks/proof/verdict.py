@@ -297,7 +297,7 @@ def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> 
                 value,
                 limit,
                 known.get(scenario, {}).get(name),
-                _told(proof, scenario, name),
+                _with_true_values(proof, scenario, name),
                 rests.get(scenario) if name == "saving" else None,
             )
             for scenario, value in measure.values(proof, CARPOOL).items()
@@ -306,7 +306,7 @@ def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> 
     return [*together, *sorted(found, key=lambda each: each.scenario)]
 
 
-def _told(proof: Proof, scenario: str, measure: str) -> tuple[float | None, ...]:
+def _with_true_values(proof: Proof, scenario: str, measure: str) -> tuple[float | None, ...]:
     """Return a measure of Carpool that was told what it has to find out, if that was played and is of the stair."""
     if measure not in OF_STAIRS:
         return None, None

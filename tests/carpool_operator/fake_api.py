@@ -155,7 +155,7 @@ class FakeApi:
         generation = old["metadata"]["generation"] if old else 0
         meta["generation"] = generation + (old is None or old.get("spec") != body.get("spec"))
         self.objects[key] = body
-        self._tell("MODIFIED" if old else "ADDED", key, body)
+        self._send("MODIFIED" if old else "ADDED", key, body)
         return body
 
     def get(self, api, plural, name, namespace="ns"):
@@ -169,11 +169,11 @@ class FakeApi:
         body = self.objects.pop(key)
         self.version += 1
         body["metadata"]["resourceVersion"] = str(self.version)
-        self._tell("DELETED", key, body)
+        self._send("DELETED", key, body)
 
     # ------------------------------------------------------------------------------------------- inside
 
-    def _tell(self, kind, key, body):
+    def _send(self, kind, key, body):
         event = {"type": kind, "object": deepcopy(body)}
         plural = key[1]
         if plural not in self.muted:

@@ -48,11 +48,11 @@ def injector(cluster, api):
 def trusted(api, besides=""):
     """Wait until API servers are told whom to trust; returns it."""
 
-    def told(found):
+    def agreed(found):
         bundles = {hook["clientConfig"].get("caBundle", "") for hook in found[0]["webhooks"]}
         return len(bundles) == 1 and not bundles & {"", besides}
 
-    (found,) = api.until("mutatingwebhookconfigurations", "", told, name="carpool-injector")
+    (found,) = api.until("mutatingwebhookconfigurations", "", agreed, name="carpool-injector")
     return found["webhooks"][0]["clientConfig"]["caBundle"]
 
 

@@ -645,15 +645,15 @@ def test_executors_are_told_by_the_mean_before_they_are_by_the_spread(executors)
 def test_one_slow_batch_does_not_tell_executors_apart_against_the_means(often, found):
     # Four executors, three known: batches of 12 rows met six in flight, and by the mean were served by four. One of 45
     # rows that met four took ten times as long, and was counted for four, not for three.
-    def told(rows, in_flight, batches, mean, cv, executors=0):
+    def counted(rows, in_flight, batches, mean, cv, executors=0):
         return Sample(0, rows, in_flight, executors, batches, batches * mean, batches * mean**2 * (1 + cv**2))
 
-    alone = [told(12, 1, often, 0.043, 0.4), told(12, 2, 30, 0.043, 0.4), told(12, 2, 30, 0.02, 0.9, 1)]
+    alone = [counted(12, 1, often, 0.043, 0.4), counted(12, 2, 30, 0.043, 0.4), counted(12, 2, 30, 0.02, 0.9, 1)]
     means = (0.061, 0.3), (0.0134, 0.9), (0.0222, 0.6), (0.0335, 0.5), (0.0436, 0.42)
-    full = [told(12, 6, often, *each, executors) for executors, each in enumerate(means)]
+    full = [counted(12, 6, often, *each, executors) for executors, each in enumerate(means)]
     means = (0.23, 0.8), (0.17, 0.9), (0.2, 0.8), (0.1, 0.2)
-    slow = [told(45, 4, 2.0 if executors == 3 else 2.6, *each, executors) for executors, each in enumerate(means)]
-    samples = [*alone, told(45, 1, 100, 0.11, 0.4), *full, *slow]
+    slow = [counted(45, 4, 2.0 if executors == 3 else 2.6, *each, executors) for executors, each in enumerate(means)]
+    samples = [*alone, counted(45, 1, 100, 0.11, 0.4), *full, *slow]
     assert fit_executors(samples, 3) == found
     # What is left open makes more in flight worth another try.
     assert fit(samples, 3).executors_for(6) == (4 if found[1] else 6)

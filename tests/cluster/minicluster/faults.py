@@ -243,13 +243,13 @@ class FaultProxy:
             told = web.StreamResponse(status=answer.status, headers=passed)
             await told.prepare(request)
             if watch and answer.status == 200 and "json" in answer.content_type:
-                await self._tell(asked, answer, told)
+                await self._pass_on(asked, answer, told)
             else:
                 async for chunk in answer.content.iter_any():
                     await told.write(chunk)
             return told
 
-    async def _tell(self, asked: Request, answer: aiohttp.ClientResponse, told: web.StreamResponse) -> None:
+    async def _pass_on(self, asked: Request, answer: aiohttp.ClientResponse, told: web.StreamResponse) -> None:
         """Pass a watch on, event by event, until it is cut."""
         task = asyncio.ensure_future(self._events(asked, answer, told))
         self._watches.add(task)
