@@ -68,7 +68,7 @@ class FakeApi:
         self.writes = Counter()
         self.faults = []
         self.muted = set()
-        """Plurals of which no events are sent."""
+        """Plurals whose events are not sent."""
         self.absent = {"rollouts", "scaledobjects"}
         """Plurals whose CRD is not installed."""
         self.twice = False
@@ -112,7 +112,7 @@ class FakeApi:
             watcher.queue.put_nowait(None)
 
     def expire(self):
-        """Forget all history: whoever watches from before is told that it is gone."""
+        """Forget all history: watches from before get the error that it is gone."""
         self.oldest = self.version
         for watcher in list(self.watchers):
             watcher.queue.put_nowait(
@@ -120,7 +120,7 @@ class FakeApi:
             )
 
     def babble(self):
-        """Tell watchers what is no object of any kind."""
+        """Send watchers an object of no kind."""
         for watcher in list(self.watchers):
             watcher.queue.put_nowait({"type": "MODIFIED", "object": {"metadata": 7}})
 

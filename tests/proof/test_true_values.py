@@ -16,7 +16,7 @@ def test_who_is_told_the_device_knows_it_before_any_batch_and_through_its_change
     true = SCENARIO.service()
     assert [times.estimate().time(rows) for rows in (1, 64)] == [true.time(1), true.time(64)]
     assert times.estimate().executors_for(8) == SCENARIO.executors
-    slow = [Sample(0, 8, 1, 0, 5, 5.0, 5.0)]  # a second each, whatever is told
+    slow = [Sample(0, 8, 1, 0, 5, 5.0, 5.0)]  # a second each, which the true values overrule
     assert times.observe(9.5, slow) == 1.0
     assert times.estimate().time(8) == true.time(8)
     assert times.observe(10.0, slow) == 2.0

@@ -22,7 +22,7 @@ from carpool.simulation.outcome import ENDS, End, Setting
 from carpool.simulation.simulator import Arrival, Device, Noise, Simulation, linear, table
 
 GPU = Device(linear(0.005, 0.0005))
-"""t(b) = 5 + 0.5b ms."""
+"""Batch latency 5 + 0.5 b ms."""
 SLO = 0.05
 
 
@@ -383,7 +383,7 @@ def test_the_balancer_knows_who_is_done():
 
 
 class OneByOne(Batcher):
-    """A rule of its own: whoever comes is a batch, whatever the parameters."""
+    """A rule of its own: each request is a batch, whatever the parameters."""
 
     def configure(self, parameters, now, *, model=None):
         return super().configure(replace(parameters, max_batch=1), now, model=model)
@@ -484,7 +484,7 @@ devices = st.builds(
 )
 
 
-@pytest.mark.pure  # Hypothesis makes arrivals by their annotations, of which mypyc keeps less
+@pytest.mark.pure  # Hypothesis makes arrivals by their annotations; mypyc drops some
 @settings(max_examples=150, deadline=None)
 @given(
     arrivals=arrival_lists,
