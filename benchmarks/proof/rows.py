@@ -66,7 +66,7 @@ class Phase(Struct, frozen=True):
 
 
 class Recovery(Struct, frozen=True, array_like=True):
-    """How a contender came to terms with a phase. Without ``seconds`` it did not, and ``requests`` are all of it."""
+    """How a contender adapted to a phase. Without ``seconds`` it did not, and ``requests`` are all of the phase."""
 
     seconds: float | None
     requests: int

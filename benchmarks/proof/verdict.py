@@ -132,7 +132,7 @@ def extra_misses(proof: Proof, contender: str) -> dict[str, float]:
 
 
 def recoveries(*kinds: Kind, least_rate: float = 0.0) -> Callable[[Proof, str], dict[str, float]]:
-    """Return a measure of the longest time it took to come to terms with such phases; ``inf``: for good."""
+    """Return a measure of the longest time it took to adapt to such phases; ``inf``: it never did."""
 
     def measure(proof: Proof, contender: str) -> dict[str, float]:
         found: dict[str, float] = {}
