@@ -69,7 +69,7 @@ SCENARIOS = (
     "synthetic-4-executors-lognormal",
     "tiles-32-tight",
 )
-"""Noise, bursts, an overload, a small CPU, a model that becomes slower, several executors, and steps in t(b)."""
+"""Noise, bursts, overload, a small CPU, a model that slows down, server concurrency 4, steps in batch latency."""
 
 LONG_KNOWN, PAUSES = "resnet50-t4-throttled, long known", "bert-base-t4, pauses"
 """A device that becomes half as fast after ten minutes; one that takes eight times as long for one batch in 300."""

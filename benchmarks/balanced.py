@@ -254,9 +254,10 @@ class Course:
         *,
         begins: bool = False,
     ) -> Simulation:
-        """Make a simulation of the whole course, or of other arrivals; ``known``: what the Batcher is told of t(b).
+        """Make a simulation of the whole course, or of other arrivals.
 
-        ``begins``: as a sidecar does, before anybody has decided on parameters.
+        ``known``: the batch latencies that the Batcher expects. ``begins``: start as a sidecar does, before the first
+        decision on parameters.
         """
         world = self.world
 

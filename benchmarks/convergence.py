@@ -1,10 +1,10 @@
 """How close the tuner comes to the best grid point, in the simulator: ``make converge``.
 
-Knowing nothing but an SLO of 50 ms and starting from its own defaults, the tuner meets Poisson arrivals on a device
-with t(b) = 5 + 0.5 b ms and 1, 4 or 8 executors, for two simulated minutes; then a load that doubles, a device that
-becomes half as fast, twice the load that can be served, and a device on which batching is a loss. The grid bears the
-tuner's own rule (p99 now and at 1.25x the load) but knows the device and the load. Virtual time, seeded: the same
-figures everywhere.
+The tuner starts from its own defaults and only knows an SLO of 50 ms. For two simulated minutes it gets Poisson
+arrivals on a device with batch latency 5 + 0.5 b ms and server concurrency 1, 4 or 8. Then come a load that doubles, a
+device that becomes half as fast, twice the load that can be served, and a device on which batching is a loss. The grid
+follows the tuner's own rule (p99 now and at 1.25x the load) but knows the device and the load. Virtual time, seeded:
+the same figures everywhere.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Fleets(Generic[C]):
             for document in outcome.documents:
                 for pod, one in zip(pods, virtual, strict=True):
                     if document.pods is None or pod.uid in document.pods:
-                        one.told(document.change, self._passes)
+                        one.receive(document.change, self._passes)
             if self._passes > SETTLED:
                 self.documents += len(outcome.documents)
                 self.writes += outcome.status != policy.status

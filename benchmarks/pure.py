@@ -40,7 +40,7 @@ TRIALS = 30
 def portion(requests: int) -> float:
     """Take requests through a Batcher (arrive, dispatch, complete, count); return CPU seconds for each.
 
-    1,667 requests/s on a device with t(b) = 5 + 0.5 b ms: batches of up to 32, one in flight.
+    1,667 requests/s on a device with batch latency 5 + 0.5 b ms: batches of up to 32, one in flight.
     """
     batcher = Batcher(Parameters(max_batch=32, max_wait=Duration(0.0), max_in_flight=1))
     times = tuple(FIXED + PER_ROW * rows for rows in range(65))

@@ -61,7 +61,7 @@ class VirtualPod:
         known = {} if self.change is None else self.change.parameters
         return known.get(MODEL) or known.get("*") or Parameters()
 
-    def told(self, change: Change, interval: int) -> None:
+    def receive(self, change: Change, interval: int) -> None:
         """Run other parameters from the end of an interval on."""
         if change.parameters != (self.change and self.change.parameters):
             self._earlier, self._since = self._counted(interval), interval

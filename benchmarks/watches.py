@@ -123,7 +123,7 @@ def measure(way: str, port: int) -> float:
             return credentials(kube)
 
         @kopf.on.event("", "v1", "pods", registry=handlers, labels={"carpool.dev/injected": "true"})
-        async def told(event: kopf.RawEvent, **_: object) -> None:
+        async def changed_pod(event: kopf.RawEvent, **_: object) -> None:
             raw = msgspec.convert(event["object"], kept.one.type)
             seen(raw.metadata.key, raw.metadata.version, kept.keep(raw))
 

@@ -67,7 +67,7 @@ class Pods:
         pod = self._pods.get(address) or self._pods.setdefault(address, VirtualPod(int(high) * 250 + int(low) - 1))
         interval = int((time.monotonic() - self._began) / INTERVAL)
         if head.startswith(b"PUT /v1/config "):
-            pod.told(read_change(msgspec.json.decode(body)), interval)
+            pod.receive(read_change(msgspec.json.decode(body)), interval)
             return b"{}"
         assert head.startswith(b"GET /v1/stats "), head  # noqa: S101 - it asks for nothing else
         return reports.encode(pod.report(interval))

@@ -1,10 +1,10 @@
 """Scenarios beyond the proof: irregular bursts, heavy-tailed rows, ramps, cliffs: ``make worlds``.
 
-In each, Carpool (told a p99 and nothing else) and the rules of the proof (told the true batch latency) serve the same
-requests at rising loads. Compared is the highest load at which at most 1 % of the requests miss the SLO, and the device
-time per request at half of the capacity. Virtual time, seeded: the same on every machine.
+In each world, Carpool and the rules of the proof serve the same requests at rising loads. Carpool only knows a p99; the
+rules know the true batch latency. Two figures are compared: the highest load at which at most 1 % of the requests miss
+the SLO, and the device time per request at half of the capacity. Virtual time, seeded: the same on every machine.
 
-Exit codes: 0, Carpool holds at least ``LIMIT`` of what the best rule holds, in every world; 1, not so.
+Exit codes: 0, in every world Carpool's highest load is at least ``LIMIT`` of the best rule's; 1, in one it is not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`make images` and `make test-images`: installs the Debian packages of programs that are missing.
 
-Root gets them by apt; others are told the command. Each program's package has its name.
+Root gets them by apt; other users get the command to run. Each package has the name of its program.
 
 Exit codes: 0, all are here; 1, not so.
 """

@@ -21,11 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "examples/*.md", "charts/**/NOTES.txt")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/*.md",
+    "examples/*.md",
+    "CHANGELOG.md",
+    "charts/**/NOTES.txt",
+)
 GENERATED = {"docs/proof.md", "docs/proof-figures.md"}
 MESSAGES = ("cli", "sidecar", "operator")
 """Folders whose messages are read."""
-NOTES = ("cli", "core", "operator", "sidecar", "tools")
+NOTES = ("benchmarks", "charts", "cli", "core", "images", "operator", "sidecar", "tests", "tools")
 """Folders whose docstrings and comments are read."""
 
 _TARGET = r"(?:SLO|p(?:50|9\d+)|promise)"

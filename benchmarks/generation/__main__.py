@@ -1,13 +1,12 @@
 """`make generation`: what the gate for token streams makes of an engine, against other rules, in virtual time.
 
-Every scenario of `scenarios.json` is played with two seeds, of which the second was never used to tune anything. Equal
+Every scenario of `scenarios.json` is played with two seeds. The second seed was never used to tune anything. Equal
 seeds give equal figures on every machine. Figures, limits and the picture: `docs/generation-figures.md`.
 
-A change of the gate alone needs no plays of the other rules, which are nineteen in twenty: `--gate` keeps theirs. It
-plays the best cap of each row again, and fails where that isn't as it was. Scenarios that are new are played by every
-rule.
+Nineteen in twenty plays are of other rules than the gate. If only the gate changed, `--gate` keeps their results. It
+plays the best cap of each row again, and fails if that result is different now. Every rule plays new scenarios.
 
-Exit codes: 0, every figure keeps its limit (`limits.json`); 1, one does not.
+Exit codes: 0, every figure is within its limit (`limits.json`); 1, one is not.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def _played(options: argparse.Namespace) -> Record:
     worlds.sort(key=lambda world: world.capacity.rate * world.scenario.seconds)
     with ProcessPoolExecutor() as pool:
         for found in pool.map(row, [each for each in worlds if (each.scenario.name, each.seed) not in done]):
-            _tell(found)
+            _print(found)
             rows.append(found)
             if options.write:
                 _keep(_record(measured, rows, figures=[]))
@@ -113,7 +112,7 @@ def _gate_again() -> Record:
     rows = []
     with ProcessPoolExecutor() as pool:
         for found in chain(pool.map(again, worlds, before.rows), pool.map(row, missing)):
-            _tell(found)
+            _print(found)
             rows.append(found)
     return _record(measured, rows, others=before.others or before.commit)
 
@@ -222,7 +221,7 @@ def _named(scenario: Scenario, names: Sequence[str] | None) -> bool:
     return not names or scenario.name in names
 
 
-def _tell(found: Row) -> None:
+def _print(found: Row) -> None:
     ours, best = found.rules["carpool"], found.rules["best cap"]
     print(
         f"{found.scenario}, seed {found.seed}: {ours.goodput:.2f}/s good of {found.offered:.2f}/s; "

@@ -13,8 +13,8 @@ columns:
   p50, p99                 latency of healthy requests; machines pause, so it is not judged
   alone                    the same load and neighbour at the model server itself
   rows a call              rows in a call of the model: how many share a batch
-  livez CPU                most CPU time of the sidecar between a probe and its answer
-  livez gap                longest wall time between two answers to a probe; not judged
+  livez CPU                most CPU time of the sidecar between a livez request and its answer
+  livez gap                longest wall time between two answers of livez; not judged
   peak                     most memory of the sidecar, which is started anew for each neighbour
   p99 in virtual time      healthy requests' p99, times what it is without the neighbour
 

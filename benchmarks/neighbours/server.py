@@ -1,9 +1,14 @@
 """The model server, in a process of its own: `python -m neighbours.server PORT`.
 
-One executor computes one call at a time and takes 3 ms and 0.3 ms for each row. What callers provoke happens only to
-them: calls of the model `other` are never answered, `/interim` and the model `interim` send 103 without end, `/large`
-and the model `large` send 400 MB, the latter in chunks, the model `fitting` sends 250 MB, `/stream` sends a few bytes
-each second, bodies over 1 MiB are read and refused.
+It computes one call at a time, which takes 3 ms and 0.3 ms for each row. It misbehaves only towards callers that
+provoke it:
+
+- Calls of the model `other` are never answered.
+- `/interim` and the model `interim` send 103 without end.
+- `/large` and the model `large` send 400 MB, the latter in chunks. The model `fitting` sends 250 MB.
+- `/stream` sends a few bytes each second.
+- Bodies over 1 MiB are read and refused.
+
 `GET /counts` returns calls and rows of the model `m`.
 """
 

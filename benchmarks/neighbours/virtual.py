@@ -33,7 +33,7 @@ V1, V2, OTHER = range(3)
 DEVICE = Device(linear(FIXED, PER_ROW))
 PARAMETERS = Parameters(max_batch=MAX_BATCH, max_wait=Duration(MAX_WAIT), max_in_flight=MAX_IN_FLIGHT)
 
-Crowd: TypeAlias = Callable[[Random], list[Arrival]]
+Arrivals: TypeAlias = Callable[[Random], list[Arrival]]
 
 
 class Played(Struct, frozen=True):
@@ -56,12 +56,12 @@ def alike(times: list[float]) -> list[Arrival]:
     return [Arrival(time, key=index % OTHER) for index, time in enumerate(times)]
 
 
-def _poison(share: float) -> Crowd:
+def _poison(share: float) -> Arrivals:
     rate = RATE * share / (1 - share)
     return lambda rng: [each._replace(poisoned=True) for each in alike(at(rate, rng))]
 
 
-def _short(share: float) -> Crowd:
+def _short(share: float) -> Arrivals:
     rate = RATE * share / (1 - share)
     return lambda rng: [each._replace(short=True) for each in alike(at(rate, rng))]
 
@@ -77,12 +77,12 @@ def _cancels(rng: Random) -> list[Arrival]:
     ]
 
 
-def _flood(key: int, priority: int) -> Crowd:
+def _flood(key: int, priority: int) -> Arrivals:
     # 640 requests of 32 rows a second take 8 seconds of the device.
     return lambda rng: [Arrival(time, rows=32, key=key, priority=priority) for time in at(640.0, rng)]
 
 
-CROWDS: dict[str, Crowd] = {
+ARRIVALS: dict[str, Arrivals] = {
     **{f"poison-{status}-{percent:g}": _poison(percent / 100) for status in (422, 500) for percent in (0.3, 1, 3, 10)},
     **{f"short-{percent:g}": _short(percent / 100) for percent in (0.3, 3)},
     "hanging": _hanging,
@@ -95,13 +95,13 @@ CROWDS: dict[str, Crowd] = {
 
 def play(name: str, seed: int = 1) -> Played | None:
     """Play a neighbour; ``None``: the simulator can't express it."""
-    crowd = CROWDS.get(name)
-    if crowd is None:
+    others = ARRIVALS.get(name)
+    if others is None:
         return None
     rng = Random(seed)
     healthy = alike(at(RATE, rng))
     before, _ = beside(healthy, [])
-    p99, failed = beside(healthy, crowd(rng))
+    p99, failed = beside(healthy, others(rng))
     return Played(round(p99 * 1e3, 1), round(p99 / before, 3), failed)
 
 

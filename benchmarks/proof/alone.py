@@ -88,10 +88,10 @@ def hour(scenario: Scenario, seed: int) -> Hour | None:
 
 
 def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed: int) -> list[Forecast]:
-    """Compare p99s with what the tuner forecasts, given the true t(b), and where it came to by itself on the way."""
+    """Compare simulated p99s with forecasts: with the true batch latencies, and the tuner's own, as it learned them."""
     if scenario.replicas > 1 or scenario.lengths is not None or scenario.stalls is not None:
-        return []  # the forecast is of one replica on a host that runs, and of one bucket as it is told here
-    # Each size is cold once: of a setting that stays, nothing is left of that. What it costs, the stair counts.
+        return []  # the forecast is for one replica, one bucket, and a host that does not stall
+    # Only the first batch of a size is cold, so it does not matter to a setting that stays. The load ramp counts it.
     warm = replace(scenario, cold=1.0)
     found = []
     for step in stair.steps:
@@ -115,12 +115,12 @@ def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed
             limits=scenario.limits,
         )
         told = refined(Forecaster(situation), setting.parameters, shed=setting.shed_slo)
-        # Beyond, nobody is judged by it.
+        # Beyond that utilization, no goal depends on the forecast.
         runs = FORECAST_RUNS if told.utilization <= UTILIZED else FORECAST_ENOUGH
         simulated = _p99(warm, setting, rate, seed, runs)
         decision = next((each for each in reversed(contender.decisions) if each.at <= step.stop), None)
         learned = realized = None
-        # Late requests are refused long before a load is more than can be served; only then are refusals forecast.
+        # Late requests are refused long before an overload, but refusals are forecast only in an overload.
         if decision is not None and decision.predicted is not None and decision.state is not State.OVERLOADED:
             learned = decision.predicted.p99
             own = Setting(decision.parameters, decision.estimate, decision.shed_slo)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from proof import alone, courses, measures, oracle, told
+from proof import alone, courses, measures, oracle, true_values
 from proof import scenario as suite
 from proof.measures import TOLERATED, Tally, add, tally
 from proof.ourselves import CARPOOL as OURSELVES
@@ -59,7 +59,7 @@ class Reference(Struct, frozen=True):
     lazy: list[Tally]
     """Zero-wait's."""
     lazy_steps: tuple[Tally, ...]
-    """Zero-wait's of the stair."""
+    """Zero-wait's, of the load ramp."""
 
 
 def refer(scenario: Scenario, seed: int) -> Reference:
@@ -178,9 +178,9 @@ def recoveries(
 
 
 def explain(scenario: Scenario, name: str, seed: int) -> Stair:
-    """Put Carpool, told what it has to find out (``name``: of ``rows.TOLD``), through rising loads."""
+    """Play Carpool at rising loads, with true values that it has to learn otherwise (``name``: of ``rows.TOLD``)."""
     stair = courses.stair(scenario, oracle.capacity(scenario))
-    outcome = play(scenario, told.maker(stair.course, name), stair.course, seed).outcome
+    outcome = play(scenario, true_values.maker(stair.course, name), stair.course, seed).outcome
     steps = tuple(tally(outcome.summary(step.start, step.stop)) for step in stair.steps)
     return Stair(scenario.name, name, steps)
 
@@ -202,7 +202,7 @@ def rest(scenario: Scenario, load: float, seed: int) -> Rest:
 
 class _Played(NamedTuple):
     steps: tuple[Tally, ...]
-    """Of the stair."""
+    """Of the load ramp."""
     seconds: list[Tally]
     """Of the timeline."""
     changes: Sequence[tuple[float, int, Setting]]

@@ -27,7 +27,7 @@ ENOUGH = 0.9
 """Share of the oracle's saving from which a stretch counts as good."""
 
 LOOK = 5
-"""Seconds over which a stretch is judged. At 100 requests/s these are 500, five of which may miss."""
+"""Seconds over which a stretch is judged. At 100 requests/s these are 500 requests, and five may miss."""
 
 
 class Tally(Struct, frozen=True, array_like=True):

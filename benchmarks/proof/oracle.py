@@ -1,14 +1,15 @@
 """The oracle: the best configuration, searched with known device and load: ``make oracle``.
 
-For each scenario, first its capacity: the highest load with at most 1 % of misses. Then, for each load of the stair and
-each phase of the timeline, the best few points of a grid over (max_batch, max_wait, max_in_flight) and whether requests
-are shed that would be late, all over the same arrivals. The rule is the tuner's own: at most 0.5 % of misses now and at
-1.25 times the load, then the least device time; near the capacity, where nothing has that much room, the fewest misses.
+For each scenario it searches first the capacity: the highest load with at most 1 % of misses. Then it searches the best
+few points of a grid, for each load of the load ramp and each phase of the timeline. The grid is over (max_batch,
+max_wait, max_in_flight) and whether requests that would be late are shed. All points get the same arrivals. The rule is
+the tuner's own: at most 0.5 % of misses now and at 1.25 times the load, then the least device time. Near the capacity
+no point has that much room; there the fewest misses decide.
 
-Every point is measured over a few thousand requests, and the best of them over more. Where one device serves requests
-of one row, and nothing but noise comes between, the batch recursion gives what the simulator does, to the last digit
-(tests/proof/test_oracle.py), ten times as fast; elsewhere it is the simulator itself. What is kept are the points, not
-what they came to: ``Oracle`` plays them on any other arrivals.
+Every point is measured over a few thousand requests, and the best of them over more. If one device serves requests of
+one row, with no disturbance but noise, the batch recursion gives the simulator's results to the last digit
+(tests/proof/test_oracle.py), ten times as fast. All else is played in the simulator. The points are kept, not their
+results: ``Oracle`` plays them on any other arrivals.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def misses(proof: Proof) -> str:
 
 
 def device_time(proof: Proof) -> str:
-    """Draw device time a request by load beside zero-wait's, a panel a scenario."""
+    """Draw device time per request by load beside zero-wait's, with a panel for each scenario."""
 
     def panel(place: Panel, about: About) -> list[str]:
         parts = [place.across(level, f"{level:.0%}") for level in (0.5, 1.0)]

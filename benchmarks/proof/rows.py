@@ -17,14 +17,14 @@ CARPOOL, ORACLE, LAZY = "carpool", "oracle", "greedy"
 """Contenders with a part of their own. Zero-wait at the largest batch is a rival and what savings are measured from."""
 
 TOLD_TIMES, TOLD_ALL = TOLD = ("told t(b)", "told t(b) and the load")
-"""Carpool where it falls short of a goal, had it nothing to learn: no contenders, but what a shortfall is due to."""
+"""Carpool with true values, where it misses a goal. These are no contenders: they show the cause of a shortfall."""
 
 Kind = Literal["start", "load up", "load down", "device"]
 """What sets a phase apart from the one before."""
 
 
 class About(Struct, frozen=True):
-    """A scenario, for whoever reads about it."""
+    """A scenario, for readers of the report."""
 
     name: str
     why: str
@@ -35,7 +35,7 @@ class About(Struct, frozen=True):
     capacity: float
     """Highest load, in requests/s over all replicas, at which the best setting misses at most 1 %."""
     loads: tuple[float, ...]
-    """Of the stair, as shares of ``capacity``; the last one is the overload."""
+    """Of the load ramp, as shares of ``capacity``; the last one is the overload."""
 
 
 class Named(Struct, frozen=True):
@@ -66,7 +66,7 @@ class Phase(Struct, frozen=True):
 
 
 class Recovery(Struct, frozen=True, array_like=True):
-    """How a contender came to terms with a phase. Without ``seconds`` it did not, and ``requests`` are all of it."""
+    """How a contender adapted to a phase. Without ``seconds`` it did not, and ``requests`` are all of the phase."""
 
     seconds: float | None
     requests: int
@@ -120,11 +120,11 @@ class Forecast(Struct, frozen=True):
     setting: str
     simulated: float
     told: float
-    """Forecast given the true t(b)."""
+    """Forecast with the true batch latencies."""
     learned: float | None
-    """Forecast by a tuner that learned t(b) by itself; ``None`` where it had settled on nothing yet."""
+    """Forecast by a tuner that learned the batch latencies by itself; ``None`` where it had made none yet."""
     realized: float | None
-    """What came of that one's own setting."""
+    """The simulated p99 of that tuner's own setting."""
     doubt: float = 0.0
     """Half of the 95 % interval of ``simulated``, relative to it."""
 
@@ -171,7 +171,7 @@ class Proof(Struct, frozen=True):
     compiled: bool = False
     """Whether Carpool's core ran as machine code (``compiled``): the same figures, sooner."""
     told: list[Stair] = []
-    """Of each scenario in which a goal of the stair is missed, by ``TOLD``."""
+    """Of each scenario in which a goal of the load ramp is missed, by ``TOLD``."""
     rests: list[Rest] = []
     """Of each scenario in which too little is saved."""
 

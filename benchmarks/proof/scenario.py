@@ -79,10 +79,10 @@ Arrivals: TypeAlias = Poisson | Gamma | OnOff | Diurnal | Trace
 
 
 class Lengths(Camel, frozen=True):
-    """Log-normal lengths; only requests of one bucket ride together.
+    """Log-normal lengths; only requests of one bucket are batched together.
 
-    A row of a bucket costs the device what as many of the profile's rows do as it is times as long: rounded up, and
-    10 to 20 % less than what is published for BERT-large at 384 beside 128, where attention grows with the square.
+    A row that is n times as long as the profile's rows costs the device as much as n of them, rounded up. That is 10 to
+    20 % less than is published for BERT-large at a length of 384 beside 128, where attention grows with the square.
     """
 
     median: Annotated[int, Meta(ge=1)]
@@ -115,7 +115,7 @@ class Phase(Camel, frozen=True):
     load: Share
     """Share of the highest load that the oracle can hold on the device as it is at first."""
     device: Share = 1.0
-    """Factor on t(b)."""
+    """Factor on the batch latency."""
 
 
 class Stalls(Camel, frozen=True):
@@ -126,7 +126,7 @@ class Stalls(Camel, frozen=True):
 
 
 class Scenario(Camel, frozen=True):
-    """One situation that a tuner may find itself in. What is not said here, it has to find out, and most of what is."""
+    """One situation for a tuner. It is given little of what is said here, and has to learn the rest."""
 
     name: Annotated[str, Meta(min_length=1)]
     """The file's own."""
@@ -135,7 +135,7 @@ class Scenario(Camel, frozen=True):
     profile: str
     """A file in ``benchmarks/profiles``, which names its source."""
     slo: Duration
-    """The p99 that is promised: all that Carpool is told."""
+    """The p99 that is promised: all that Carpool is given."""
     arrivals: Arrivals
     phases: Annotated[tuple[Phase, ...], Meta(min_length=1)]
     """The timeline; the first one lasts two minutes at least."""
@@ -148,7 +148,7 @@ class Scenario(Camel, frozen=True):
     noise: Noise = Noise.GAMMA
     replicas: Annotated[int, Meta(ge=1, le=16)] = 1
     slow_pod: Annotated[float, Meta(ge=1)] = 1.0
-    """Factor on the last replica's t(b)."""
+    """Factor on the batch latency of the last replica."""
     lengths: Lengths | None = None
     cold: Annotated[float, Meta(ge=1)] = 1.0
     """Factor on the first batch of each size."""
@@ -167,7 +167,7 @@ class Scenario(Camel, frozen=True):
         return self.policy.limits()
 
     def service(self, bucket: int | None = None) -> ServiceTime:
-        """Return the true t(b) of a replica that is not slow, before any drift.
+        """Return the true batch latencies of a replica that is not slow, before any drift.
 
         Where lengths differ: of one bucket, or of the mix.
 
@@ -186,7 +186,7 @@ class Scenario(Camel, frozen=True):
             ServiceTime.measured({rows: seconds(rows) for rows in range(1, self.limits.max_batch + 1)}),
             noise=profile.cv if self.cv is None else self.cv,
             executors=self.executors,
-            # In no doubt either: more in flight would only queue.
+            # That is certain, too: more in flight would only queue.
             largest_in_flight=max(2 * self.executors, self.max_in_flight),
         )
 

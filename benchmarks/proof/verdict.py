@@ -31,7 +31,7 @@ BUSY = 100.0
 """Requests per second from which the first good setting has to be found in time."""
 
 UTILIZED = 0.9
-"""Utilization up to which forecasts have to be right: beyond, small errors of t(b) decide."""
+"""Utilization up to which forecasts have to be right: beyond, small errors of the batch latency decide."""
 
 
 class Measure(NamedTuple):
@@ -61,9 +61,9 @@ class Shortfall(NamedTuple):
     limit: Limit
     reason: str | None
     told: tuple[float | None, ...]
-    """What it would be, were Carpool told: in the order of ``rows.TOLD``; ``None`` where that was not played."""
+    """The value with true values given, in the order of ``rows.TOLD``; ``None`` where that was not played."""
     rest: Rest | None = None
-    """What more time brings, if that was played and is of the saving."""
+    """What more time brings, if that was played and the measure is the saving."""
 
 
 # ------------------------------------------------------------------------------------------------- by scenario
@@ -132,7 +132,7 @@ def extra_misses(proof: Proof, contender: str) -> dict[str, float]:
 
 
 def recoveries(*kinds: Kind, least_rate: float = 0.0) -> Callable[[Proof, str], dict[str, float]]:
-    """Return a measure of the longest time it took to come to terms with such phases; ``inf``: for good."""
+    """Return a measure of the longest time it took to adapt to such phases; ``inf``: it never did."""
 
     def measure(proof: Proof, contender: str) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -163,7 +163,7 @@ def hourly_flips(proof: Proof, _contender: str) -> dict[str, float]:
 
 
 def forecast_errors(proof: Proof, _contender: str) -> dict[str, float]:
-    """Return the greatest relative error of a p99 forecast with the true t(b), where the device is not saturated."""
+    """Return the greatest error of p99 forecasts with true batch latencies, relative, on devices not saturated."""
     found: dict[str, float] = {}
     for one in proof.forecasts:
         if one.utilization <= UTILIZED:
@@ -172,7 +172,7 @@ def forecast_errors(proof: Proof, _contender: str) -> dict[str, float]:
 
 
 def learned_errors(proof: Proof, _contender: str) -> dict[str, float]:
-    """Return the same for tuners that had to learn t(b)."""
+    """Return the same for tuners that had to learn the batch latencies."""
     found: dict[str, float] = {}
     for one in proof.forecasts:
         if one.utilization <= UTILIZED and one.learned is not None and one.realized:
@@ -223,7 +223,7 @@ def show(name: str, value: float) -> str:
 
 
 def stairs(proof: Proof, contender: str) -> dict[str, Stair]:
-    """Return a contender's stairs by scenario."""
+    """Return a contender's load ramps by scenario."""
     return {stair.scenario: stair for stair in proof.stairs if stair.contender == contender}
 
 
@@ -297,7 +297,7 @@ def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> 
                 value,
                 limit,
                 known.get(scenario, {}).get(name),
-                _told(proof, scenario, name),
+                _with_true_values(proof, scenario, name),
                 rests.get(scenario) if name == "saving" else None,
             )
             for scenario, value in measure.values(proof, CARPOOL).items()
@@ -306,8 +306,8 @@ def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> 
     return [*together, *sorted(found, key=lambda each: each.scenario)]
 
 
-def _told(proof: Proof, scenario: str, measure: str) -> tuple[float | None, ...]:
-    """Return a measure of Carpool that was told what it has to find out, if that was played and is of the stair."""
+def _with_true_values(proof: Proof, scenario: str, measure: str) -> tuple[float | None, ...]:
+    """Return a measure of Carpool with true values, if that was played and the measure is of the load ramp."""
     if measure not in OF_STAIRS:
         return None, None
     others = [each for each in proof.stairs if each.scenario == scenario and each.contender != CARPOOL]

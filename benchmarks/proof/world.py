@@ -30,13 +30,13 @@ FINENESS = 48
 
 
 class Knowledge(NamedTuple):
-    """What a rival is told, in its favour: everything that a person could know beforehand."""
+    """What a rival knows, in its favour: everything that a person could know beforehand."""
 
     slo: float
     """Seconds; the p99."""
     limits: Limits
     service: ServiceTime
-    """True t(b), executors and noise, before any drift; of the mix, where lengths differ."""
+    """True batch latencies, server concurrency and noise, before any drift; of the mix, where lengths differ."""
     executors: int
     replicas: int
     buckets: Mapping[int, ServiceTime] = {}
@@ -56,7 +56,7 @@ class Contender(Protocol):
         """Look at each replica's counters; return one setting for all, one for each, or none."""
 
     def dispatcher(self) -> Dispatcher | None:
-        """Return what decides what rides together in one replica, called once for each; ``None``: Carpool's Batcher."""
+        """Return the dispatch rule of one replica, called once for each; ``None``: Carpool's Batcher."""
 
 
 Maker: TypeAlias = Callable[[Knowledge, Random], Contender]
@@ -78,11 +78,11 @@ class Stretch(NamedTuple):
     rate: float
     """Requests per second over all replicas, on average."""
     device: float = 1.0
-    """Factor on t(b)."""
+    """Factor on the batch latency."""
 
 
 class Played(NamedTuple):
-    """What came of it, and whose doing it was."""
+    """The outcome, and the contender that was played."""
 
     outcome: Outcome
     contender: Contender
@@ -168,7 +168,7 @@ def devices(scenario: Scenario, course: Sequence[Stretch]) -> list[Device]:
 # A few, since one is played by every contender in turn.
 @lru_cache(maxsize=8)
 def requests(scenario: Scenario, course: tuple[Stretch, ...], seed: int) -> Sequence[float | tuple[float, ...]]:
-    """Return who comes when, in ascending order: times alone, or ``Arrival`` tuples where lengths differ."""
+    """Return the arrivals in ascending order: times alone, or ``Arrival`` tuples where lengths differ."""
     times = arrival_times(scenario, course, seed)
     if scenario.lengths is None:
         return times
@@ -179,11 +179,11 @@ def requests(scenario: Scenario, course: tuple[Stretch, ...], seed: int) -> Sequ
 
 
 def arrival_times(scenario: Scenario, course: tuple[Stretch, ...], seed: int) -> list[float]:
-    """Return who comes when.
+    """Return the arrival times, ascending.
 
-    One process with a mean of one arrival a unit runs through the whole course; what the load does is stretch its
-    clock (time change: an arrival at u comes when the integral of the rate reaches u), so that two courses which begin
-    alike have the same arrivals as long as they are alike.
+    One process with a mean of one arrival a unit runs through the whole course. The load only stretches its clock (time
+    change: an arrival at u comes when the integral of the rate reaches u). So two courses that begin alike have the
+    same arrivals as long as they are alike.
     """
     rng = Random(f"{scenario.name} {seed} arrivals")
     unit = _unit(scenario, rng)

@@ -60,7 +60,6 @@ class Driver:
         """Rows of each live request that were dispatched for the first time, in order from 0."""
         self.calls: dict[Batch, Fault | None] = {}
         """Every call under way, with what the upstream makes of it."""
-        """Rows that single batches of a model may have to tell what they take."""
         self.ended: Counter[str] = Counter()
         self.arrivals = 0
         self.again_rows = 0

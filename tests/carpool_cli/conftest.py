@@ -133,7 +133,7 @@ def onnx_file(path, nodes, first="batch"):
 
 
 DOUBLE = [helper.make_node("Add", ["x", "x"], ["y"])]
-# Takes the mean over the rows off: what a row gives depends on its company.
+# Subtracts the mean over the rows: the answer to a row depends on the other rows of the batch.
 MIXING = [
     helper.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1),
     helper.make_node("Sub", ["x", "m"], ["y"]),

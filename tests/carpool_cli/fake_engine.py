@@ -1,4 +1,4 @@
-"""A server with OpenAI's streaming API on 127.0.0.1, in a thread: it answers at once, as told by the model's name."""
+"""A server with OpenAI's streaming API on 127.0.0.1, in a thread. It answers at once; the model's name says what."""
 
 from __future__ import annotations
 

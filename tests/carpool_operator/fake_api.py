@@ -68,7 +68,7 @@ class FakeApi:
         self.writes = Counter()
         self.faults = []
         self.muted = set()
-        """Plurals of which no events are sent."""
+        """Plurals whose events are not sent."""
         self.absent = {"rollouts", "scaledobjects"}
         """Plurals whose CRD is not installed."""
         self.twice = False
@@ -112,7 +112,7 @@ class FakeApi:
             watcher.queue.put_nowait(None)
 
     def expire(self):
-        """Forget all history: whoever watches from before is told that it is gone."""
+        """Forget all history: watches from before get the error that it is gone."""
         self.oldest = self.version
         for watcher in list(self.watchers):
             watcher.queue.put_nowait(
@@ -120,7 +120,7 @@ class FakeApi:
             )
 
     def babble(self):
-        """Tell watchers what is no object of any kind."""
+        """Send watchers an object of no kind."""
         for watcher in list(self.watchers):
             watcher.queue.put_nowait({"type": "MODIFIED", "object": {"metadata": 7}})
 
@@ -155,7 +155,7 @@ class FakeApi:
         generation = old["metadata"]["generation"] if old else 0
         meta["generation"] = generation + (old is None or old.get("spec") != body.get("spec"))
         self.objects[key] = body
-        self._tell("MODIFIED" if old else "ADDED", key, body)
+        self._send("MODIFIED" if old else "ADDED", key, body)
         return body
 
     def get(self, api, plural, name, namespace="ns"):
@@ -169,11 +169,11 @@ class FakeApi:
         body = self.objects.pop(key)
         self.version += 1
         body["metadata"]["resourceVersion"] = str(self.version)
-        self._tell("DELETED", key, body)
+        self._send("DELETED", key, body)
 
     # ------------------------------------------------------------------------------------------- inside
 
-    def _tell(self, kind, key, body):
+    def _send(self, kind, key, body):
         event = {"type": kind, "object": deepcopy(body)}
         plural = key[1]
         if plural not in self.muted:

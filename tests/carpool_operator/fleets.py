@@ -138,7 +138,7 @@ def report_of(stats, *, uptime, generation=0, running=None, parameters=None, **c
 
 
 class SimulatedPod:
-    """A replica's sidecar, as far as it does not batch: what it was told, and when it began."""
+    """A replica's sidecar without its batching: what it received, and when it began."""
 
     def __init__(self, index, now=0.0, **changes):
         self.pod = pod_of(index, **changes)

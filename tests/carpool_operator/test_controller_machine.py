@@ -1,4 +1,4 @@
-"""A policy, its rival and its pods, all of which come, go, fail and change their minds; what holds whatever they do."""
+"""A policy, its rival and its pods come, go, fail and change at random; the invariants hold all the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RATES = [0, 3, 40, 300, 1500]
 
 
 def cells(arrivals, batch):
-    """Service times as a device with t(b) = 5 + 0.5 b ms has them."""
+    """Samples of a device with batch latency 5 + 0.5 b ms."""
     return [(batch, max(arrivals // batch, 1), 0.005 + 0.0005 * batch)] if arrivals else []
 
 
@@ -68,7 +68,7 @@ class Fleet(RuleBasedStateMachine):
                 assert document.pods is not None, "only repeats carry what was sent before"
             self.generation = max(self.generation, generation)
             assert document.change.expires > EPOCH + world.now
-        # 2. Who does not own the target says nothing; of two at most one does.
+        # 2. A policy that does not own the target publishes nothing; of two policies, at most one publishes.
         if not owned:
             assert new == []
         if world.others:

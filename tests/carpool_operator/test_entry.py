@@ -1,4 +1,4 @@
-"""The commands, told to stop while they load."""
+"""The commands get SIGTERM while they load."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ getattr(entry, sys.argv[1])()
     [("operator", "carpool_operator.main"), ("injector", "carpool_operator.webhook.main")],
 )
 def test_told_to_stop_while_it_loads_it_does_as_the_first_process_of_a_container_too(command, module):
-    """Who handles no signal dies of it, by -15; the first process of a container would not even do that."""
+    """Without a handler a process ends with exit code -15; the first process of a container would not even end."""
     child = [sys.executable, "-c", TOLD_AS_IT_LOADS, command, module]
     done = subprocess.run(child, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 - the code above
 

@@ -37,7 +37,7 @@ KEY = new_key()
 
 
 class Steps:
-    """Decides as little as can be: one document a target, told again to whom is behind; counts what it is asked."""
+    """Decides as little as can be: one document per target, repeated for pods that are behind; keeps its views."""
 
     def __init__(self):
         self.views = []

@@ -31,7 +31,7 @@ def settings(identity="a", namespaces=(None,), shard=WHOLE):
 
 @pytest.fixture
 async def start(api):
-    """Start operators; ``await end(one)`` tells one to stop and waits for it."""
+    """Start operators; ``await end(one)`` stops one and waits for it."""
     lives = {}
 
     async def begin(identity="a", **options):

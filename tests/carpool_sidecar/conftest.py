@@ -61,7 +61,7 @@ class Received(NamedTuple):
 
 
 class ModelServer:
-    """Echoes at once, or when told to (`hold`, `release`), or does whatever `behave` says."""
+    """Echoes at once, or later (`hold`, `release`), or does what `behave` says."""
 
     def __init__(self) -> None:
         self.behave = echo

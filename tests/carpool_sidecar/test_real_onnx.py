@@ -236,7 +236,7 @@ async def test_batches_run_at_once(world, matmul, gated):
     sidecar, client, name = await start(world, matmul, parameters={"*": {"maxBatch": 1, "maxInFlight": 3}})
     gate = gated(sidecar)
     asked = [client.predict(b"[%d,2,3,4]" % number, model=name) for number in range(5)]
-    await world.until(lambda: len(gate.rows) == 3)  # none of which has ended
+    await world.until(lambda: len(gate.rows) == 3)  # and none has ended
     await world.queued(sidecar, 2)
     gate.open.set()
     answers = [(await one).json["predictions"][0] for one in asked]

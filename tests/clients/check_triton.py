@@ -162,7 +162,7 @@ def test_timeout_and_priority_are_honoured(sidecar, through):
         assert answer.as_numpy("y").tobytes() == (2 * sent[0] + 1).tobytes()
     with ThreadPoolExecutor(8) as threads:
         others = [threads.submit(call_apart, sidecar.data, "affine", *sent) for _ in range(8)]
-        with pytest.raises(InferenceServerException) as error:  # t(b) is 10 ms, known by now
+        with pytest.raises(InferenceServerException) as error:  # the batch latency is 10 ms, known by now
             call(through, "affine", *sent, timeout=1000)
         for other in others:
             other.result()

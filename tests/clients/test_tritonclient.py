@@ -85,14 +85,14 @@ def test_a_generous_timeout_and_any_priority_are_served(client):
 
 def test_a_timeout_that_can_not_be_kept_is_no_answer(client):
     tensor = given(np.zeros((1, 3), np.float32), "FP32")
-    # Behind seven others of which each shape rides apart: at 20 ms a batch its 1 ms is over.
+    # Before it are seven others, each of another shape and so in its own batch: at 20 ms a batch its 1 ms is over.
     shapes = [np.zeros((1, width), np.float32) for width in range(10, 17)]
     others = [client.async_infer(MODEL, [given(array, "FP32")]) for array in shapes]
     with pytest.raises(InferenceServerException) as error:
         client.infer(MODEL, [tensor], timeout=1000)
     for other, array in zip(others, shapes, strict=True):
         assert same(other.get_result().as_numpy("input"), array)
-    # Predicted to be late, where t(b) is known by then, or expired in the queue.
+    # Predicted to be late if the batch latency is known by then, else expired in the queue.
     assert error.value.status() in {"503", "504"}
 
 

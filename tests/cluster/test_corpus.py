@@ -71,7 +71,7 @@ def put_quota(api, namespace, name, spec, used=None):
 
 
 def hardened(pod):
-    """Return a pod as a namespace with the Pod Security Standard `restricted` wants it, so far as it can be."""
+    """Return a pod that follows the Pod Security Standard `restricted` as closely as it can."""
     pod = copy.deepcopy(pod)
     spec = pod["spec"]
     spec["securityContext"] = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -81,7 +81,7 @@ def hardened(pod):
 
 
 def limited(pod):
-    """Return a pod each container of which has requests and limits."""
+    """Return a pod whose containers all have requests and limits."""
     pod = copy.deepcopy(pod)
     for each in [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]:
         kept = {key: value for key, value in each.get("resources", {}).get("limits", {}).items() if "/" in key}

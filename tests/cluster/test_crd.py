@@ -59,7 +59,7 @@ def server(api):
     return api
 
 
-def told(server, namespace, spec):
+def refusal(server, namespace, spec):
     """What the server says of a spec, and with what fields; nothing where it takes it."""
     try:
         server.create(policy(spec), namespace, dryRun="All", fieldValidation="Strict")
@@ -214,12 +214,12 @@ RULES = [
 def test_what_contradicts_itself_is_refused_by_name_and_its_neighbour_is_not(
     server, namespace_of_all, path, wrong, fits, where, why, spec
 ):
-    said = told(server, namespace_of_all, changed(path, wrong, spec))
+    said = refusal(server, namespace_of_all, changed(path, wrong, spec))
     assert where in said
     assert why in said
     assert refused(changed(path, wrong, spec))
     neighbour = spec if fits is None else changed(path, fits, spec)
-    assert told(server, namespace_of_all, neighbour) == ""
+    assert refusal(server, namespace_of_all, neighbour) == ""
     assert refused(neighbour) == ""
 
 
@@ -233,7 +233,7 @@ def namespace_of_all(server):
 
 def test_every_rule_is_among_them(server, namespace_of_all):
     said = "\n".join(
-        told(server, namespace_of_all, changed(path, wrong, *spec)) for path, wrong, _, _, _, *spec in RULES
+        refusal(server, namespace_of_all, changed(path, wrong, *spec)) for path, wrong, _, _, _, *spec in RULES
     )
     for rules in cel.RULES.values():
         for rule in rules:
@@ -254,9 +254,9 @@ def refused(spec):
 @given(near())
 def test_server_and_types_agree(server, namespace_of_all, spec):
     wrong = refused(spec)
-    assert bool(told(server, namespace_of_all, spec)) == bool(wrong)
+    assert bool(refusal(server, namespace_of_all, spec)) == bool(wrong)
     # What is written for a person is taken, too.
-    assert wrong or told(server, namespace_of_all, written(read_policy({"spec": spec}))) == ""
+    assert wrong or refusal(server, namespace_of_all, written(read_policy({"spec": spec}))) == ""
 
 
 def test_defaults_are_filled_in_and_what_is_stored_reads_the_same(server, namespace):

@@ -1,4 +1,4 @@
-"""The fault proxy does to its clients what it is told to, and nothing else."""
+"""The fault proxy does to its clients what a test asks for, and nothing else."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_it_tells_of_a_write_before_its_client_knows(through, proxy, namespace, 
 
 
 def names(proxy, api, namespace, count, between=None):
-    """Follow ConfigMaps through the proxy while some are made; return the names told, list by list."""
+    """Follow ConfigMaps through the proxy while some are made; return the names that came, list by list."""
     told, listed, done = [], threading.Event(), threading.Event()
 
     def follow():

@@ -46,13 +46,13 @@ def injector(cluster, api):
 
 
 def trusted(api, besides=""):
-    """Wait until API servers are told whom to trust; returns it."""
+    """Wait until all webhooks name the same authority, other than ``besides``; returns it."""
 
-    def told(found):
+    def agreed(found):
         bundles = {hook["clientConfig"].get("caBundle", "") for hook in found[0]["webhooks"]}
         return len(bundles) == 1 and not bundles & {"", besides}
 
-    (found,) = api.until("mutatingwebhookconfigurations", "", told, name="carpool-injector")
+    (found,) = api.until("mutatingwebhookconfigurations", "", agreed, name="carpool-injector")
     return found["webhooks"][0]["clientConfig"]["caBundle"]
 
 
@@ -279,7 +279,7 @@ class Model(http.server.BaseHTTPRequestHandler):
         self.do_GET()
 http.server.ThreadingHTTPServer(("", 9000), Model).serve_forever()
 """
-"""A model whose liveness fails once it is told so."""
+"""A model whose liveness fails after a POST."""
 
 
 def test_a_model_that_the_kubelet_restarts_is_served_again(injector, api, namespace):

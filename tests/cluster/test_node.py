@@ -157,7 +157,7 @@ def test_the_hook_comes_before_the_signal_and_grace_ends_in_a_kill(api, cluster,
     secret = [{"name": "x-secret", "value": "s3cret"}]
     hook = {"httpGet": {"port": "main", "path": "/drain", "httpHeaders": secret}}
     deaf = {"name": "deaf", "image": "busybox", "command": ["sleep", "1000"]}
-    # Who stops by itself has all the time that a slow machine needs for it.
+    # A container that stops by itself has all the time that a slow machine needs for it.
     for name, container, grace in (("one", server(lifecycle={"preStop": hook}), 300), ("two", deaf, 1)):
         body = pod(container, name=name, terminationGracePeriodSeconds=grace)
         body["metadata"]["finalizers"] = ["test.carpool.dev/read"]  # so that its last status can be read

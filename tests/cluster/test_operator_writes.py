@@ -70,7 +70,7 @@ class Process:
         self._popen.wait()
 
     def end(self):
-        """Tell it to stop; returns its exit code."""
+        """Stop it; returns its exit code."""
         self._popen.send_signal(signal.SIGTERM)
         return self._popen.wait(timeout=120)
 
@@ -231,8 +231,8 @@ def written_by(proxy):
 
 
 def until_leading(proxy, one, renewed):
-    """Wait until it has written its lease, which had been so often, or has ended: how long it takes to start tells
-    nothing of what it has left to write."""
+    """Wait until it has written its lease more than ``renewed`` times, or has ended. The time that it takes to start
+    does not show what it has left to write."""
     deadline = time.monotonic() + 120
     while not one.ended and sum(map(is_lease, proxy.writes)) <= renewed:
         assert time.monotonic() < deadline

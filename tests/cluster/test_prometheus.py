@@ -1,6 +1,6 @@
 """A policy whose evidence comes from a Prometheus in the cluster.
 
-Debian's is built without Kubernetes' service discovery, so the test tells it the pods, with a PodMonitor's labels.
+Debian's is built without Kubernetes' service discovery, so the test gives it the pods, with a PodMonitor's labels.
 """
 
 from __future__ import annotations

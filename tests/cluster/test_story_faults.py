@@ -41,7 +41,7 @@ BODY = json.dumps({"instances": [[0.5, 1.5]]}).encode()
 ASKS = {"carpool.dev/inject": "true"}
 BASELINE = {"maxBatch": 6, "maxWait": "3ms", "maxInFlight": 2}
 STILL = {"baseline": BASELINE, "tuning": {"mode": "Hold"}}
-"""Of a policy that leaves the parameters what they are: they can be told from those of a sidecar that knows none."""
+"""Of a policy that leaves the parameters as they are. They differ from those of a sidecar without a policy."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def installed(cluster, api):
 
 @pytest.fixture
 def traffic(cluster, namespace):
-    """Requests to the Service ``resnet``, of which none may fail."""
+    """Requests to the Service ``resnet``; none may fail."""
     with Traffic(cluster.api(), "resnet", namespace, PATH, BODY) as one:
         yield one
 
@@ -168,7 +168,7 @@ def test_a_pod_that_believes_another_key_is_named_and_the_others_go_on(
     serve(**STILL)
     real = of_model(api, namespace)
 
-    # 1. It can neither be read nor told anything: who it is, why, and what to do.
+    # 1. It can neither be read nor changed. The status says which pod it is, why, and what to do.
     api.create(stranger(real[0]), namespace)
     status = status_until(api, namespace, lambda status: conditions(status)["Programmed"].status == "False")
     found = conditions(status)["Programmed"]
@@ -179,7 +179,7 @@ def test_a_pod_that_believes_another_key_is_named_and_the_others_go_on(
     assert found.message.endswith(f": kubectl -n {namespace} logs stranger -c carpool")
     assert conditions(status)["MetricsAvailable"].status == "True"  # two of three can be read
 
-    # 2. A new promise reaches all others, and it is not told over and over.
+    # 2. A new promise reaches all others, and it is not sent over and over.
     before = published(api, namespace, "resnet")
     api.apply(policy("by-hand", "resnet", p99="400ms", **STILL), namespace=namespace)
     status = status_until(api, namespace, lambda status: says(status, "Programmed", "PushRefused"))
@@ -192,7 +192,7 @@ def test_a_pod_that_believes_another_key_is_named_and_the_others_go_on(
     written, passes = counters(api, "writes_total"), counters(api, "pass_seconds_count")
     eventually(lambda: counters(api, "pass_seconds_count") >= passes + 3)
     assert counters(api, "writes_total") <= written + 1  # what a status says of what lasts
-    # Two changes for three pods; one that takes neither is told again after 10 s, 20 s more, 40 s more.
+    # Two changes for three pods; one that takes neither gets them again after 10 s, 20 s more, 40 s more.
     repeats = 2 * int(log2((time.monotonic() - began) / FIRST_REPEAT + 1))
     assert counters(api, "pushes_total") - pushed <= 2 * 3 + repeats
 
@@ -280,7 +280,7 @@ http.server.ThreadingHTTPServer(("", 14090), Liar).serve_forever()
 
 
 def liar(kind, pod, truth):
-    """A pod of the same target that tells lies in its report."""
+    """A pod of the same target whose report is false."""
     told = pod["metadata"]
     template = told["labels"]["pod-template-hash"]
     return {
@@ -403,7 +403,7 @@ def test_of_two_operators_one_goes_on_where_the_other_ended(installed, cluster, 
     generation = published(api, namespace, "resnet")["generation"]
 
     def promise(p99):
-        """Change the promise, and see it kept by whoever leads now."""
+        """Change the promise, and wait until the present leader has delivered it."""
         nonlocal generation
         api.apply(policy("by-hand", "resnet", p99=p99, **STILL), namespace=namespace)
         change = eventually(lambda: (found := published(api, namespace, "resnet"))["generation"] > generation and found)
@@ -438,7 +438,7 @@ def test_of_two_operators_one_goes_on_where_the_other_ended(installed, cluster, 
 
 
 SHORT = 20
-"""Seconds of grace: whoever ends namespaces looks again after half of it."""
+"""Seconds of grace: the controller that ends namespaces looks again after half of it."""
 
 
 def test_the_chart_goes_first_and_the_model_serves_to_the_end(installed, cluster, api, namespace, serve, traffic):
@@ -459,7 +459,7 @@ def test_the_chart_goes_first_and_the_model_serves_to_the_end(installed, cluster
     serves()
     assert all(runs(read(api, pod, signs), change) for pod in of_model(api, namespace))
 
-    # 2. The CRD. Whoever starts from now on has no sidecar, and misses none.
+    # 2. The CRD. Pods that start from now on have no sidecar, and need none.
     api.delete("customresourcedefinitions", carpool.CRD)
     api.until_gone("customresourcedefinitions", "", name=carpool.CRD)
     assert not injected(replaced(api, namespace, of_model(api, namespace)[0]))

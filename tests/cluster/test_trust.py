@@ -1,4 +1,4 @@
-"""Who can change, read or stop a running sidecar: its operator. Tried by pods, an admin, and with stolen tokens."""
+"""Only its operator can change, read or stop a running sidecar. Pods, an admin and stolen tokens try it."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_the_operator_alone_may_read_the_key(older, api):
 
 @pytest.fixture
 def boss(older, api):
-    """Who may do everything in our namespace, and nothing elsewhere."""
+    """An account that may do everything in our namespace, and nothing elsewhere."""
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "boss"}}
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",

@@ -11,7 +11,7 @@ ROWS = [[2, 3], [4, 5]]
 MADE = [[2, 3, 65], [4, 5, 129]]
 
 
-def told(question):
+def answered(question):
     return model.reply(question.target, question.body)
 
 
@@ -21,7 +21,7 @@ def judged(question, status, body):
 
 @pytest.mark.parametrize("question", [model.v1(ROWS), model.v2(ROWS), model.v2(ROWS, "a")])
 def test_an_answer_is_right_for_its_own_request_only(question):
-    answer = told(question)
+    answer = answered(question)
     assert (answer.status, answer.rows) == (200, 2)
     assert judged(question, 200, answer.body) == "ok"
     for other in (model.v1([[2, 4], [4, 5]]), model.v2([[2, 3]], "a"), model.v2(ROWS, "b")):
@@ -34,13 +34,13 @@ def test_every_healthy_request_is_another_and_has_a_right_answer():
     assert len({question.body for question in questions}) == 40
     assert {question.target[:4] for question in questions} == {b"/v1/", b"/v2/"}
     assert {bool(question.id) for question in questions} == {False, True}
-    assert all(judged(question, 200, told(question).body) == "ok" for question in questions)
+    assert all(judged(question, 200, answered(question).body) == "ok" for question in questions)
 
 
 @pytest.mark.parametrize(("first", "status"), [(REFUSED, 422), (BROKEN, 500)])
 @pytest.mark.parametrize("ask", [model.v1, model.v2])
 def test_one_poisoned_row_spoils_a_call_and_the_error_names_it(first, status, ask):
-    answer = told(ask([*ROWS, [first, 77]]))
+    answer = answered(ask([*ROWS, [first, 77]]))
     assert (answer.status, answer.rows) == (status, 3)
     assert b"private to row 77" in answer.body
     assert judged(ask(ROWS), status, answer.body) == "foreign"
@@ -48,13 +48,13 @@ def test_one_poisoned_row_spoils_a_call_and_the_error_names_it(first, status, as
 
 @pytest.mark.parametrize("ask", [model.v1, model.v2])
 def test_a_short_answer_lacks_the_poisoned_rows(ask):
-    answer = told(ask([ROWS[0], [SHORT, 9], ROWS[1]]))
+    answer = answered(ask([ROWS[0], [SHORT, 9], ROWS[1]]))
     assert judged(ask(ROWS), 200, answer.body) == "ok"
 
 
 def test_somebody_elses_text_in_a_header_counts_too():
     question = model.v1(ROWS)
-    answer = b"HTTP/1.1 200 OK\r\nx: private to row 3\r\n\r\n" + told(question).body
+    answer = b"HTTP/1.1 200 OK\r\nx: private to row 3\r\n\r\n" + answered(question).body
     assert model.judge(question, 200, answer) == "foreign"
 
 

@@ -1,4 +1,4 @@
-"""What the probe reports of a server whose work is known."""
+"""What `neighbours.probe` reports of a server whose work is known."""
 
 from __future__ import annotations
 

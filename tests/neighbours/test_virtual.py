@@ -11,7 +11,7 @@ from neighbours.catalogue import NEIGHBOURS
 from carpool.simulation.simulator import Arrival
 
 
-@pytest.mark.parametrize("name", virtual.CROWDS)
+@pytest.mark.parametrize("name", virtual.ARRIVALS)
 def test_healthy_callers_pay_nothing_in_virtual_time(name):
     played = virtual.play(name)
     assert played.failed == 0
@@ -24,7 +24,7 @@ def test_equal_seeds_give_equal_figures_and_others_do_not():
 
 
 def test_every_crowd_is_a_neighbour_and_the_others_are_not_played():
-    assert set(virtual.CROWDS) <= {neighbour.name for neighbour in NEIGHBOURS}
+    assert set(virtual.ARRIVALS) <= {neighbour.name for neighbour in NEIGHBOURS}
     assert virtual.play("streams") is None
 
 

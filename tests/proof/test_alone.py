@@ -25,7 +25,7 @@ def test_an_hour_is_of_a_load_that_can_be_played():
 
 
 def test_no_try_leads_back_to_what_was_just_left():
-    # 32 rows are left for four executors that are not there, and sizes between for what they take.
+    # The tuner leaves 32 rows for server concurrency 4, which is not there, and sizes in between for their latency.
     scenario = next(each for each in suite.load_all() if each.name == "bert-base-t4-crowds")
     outcome = play(scenario, CARPOOL.maker, [Stretch(15.0, 200.0)], 1).outcome
     path = measures.settings(outcome.changes, 0.0, 15.0)

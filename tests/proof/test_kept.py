@@ -21,7 +21,7 @@ def played():
 
 @pytest.fixture
 def plays(played, tmp_path, monkeypatch):
-    """Who was played, in a folder with nothing kept."""
+    """The contenders that were played, in a folder with nothing kept."""
     asked = []
 
     def refer(scenario, seed):

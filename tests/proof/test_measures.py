@@ -46,7 +46,7 @@ def test_the_seconds_of_an_outcome_add_up_to_it():
         ((0.0, 0.01, 0.011, 0.3), 0.9),  # 1 % of misses is held
         ((0.0, 0.0, 0.02, 0.3), 0.95),  # half way from 0 to 2 %
         ((0.0, 0.02, 0.0, 0.3), 1.0),  # chance: 1 % on the average of both
-        ((0.0, 0.05, 0.0, 0.3), 0.66),  # not by chance: 2.5 % on the average of both, of which 1 % is 2/5 of the way
+        ((0.0, 0.05, 0.0, 0.3), 0.66),  # not by chance: 2.5 % on the average of both, and 1 % is 2/5 of the way
         ((0.0, 0.0, 0.0, 0.0), 1.1),
         ((0.02, 0.03, 0.03, 0.3), 0.0),
     ],

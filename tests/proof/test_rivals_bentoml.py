@@ -77,7 +77,7 @@ def test_training_keeps_who_is_late_as_long_as_it_needs_them():
     bento = BentoML(slots=1, max_batch=64, max_latency=0.05)
     (first,) = batches(come(bento, [0.0]))
     come(bento, [0.001] * 5)
-    # Two are needed, of which one was served: the other four of five are late, and go.
+    # Training needs two, and one was served. So one of five late requests is kept, and the other four are refused.
     actions = bento.complete(first, 0.1)
     assert refusals(actions) == ["predicted-late"] * 4
     assert sizes(actions) == [1]

@@ -74,7 +74,7 @@ def test_the_papers_batch_is_delayed_unless_full():
     (first,) = batches(come(batcher, [0.002]))
     assert first.rows == 3
     come(batcher, [0.003, 0.004])
-    # A full batch within the objective: one row more. Who came 50 ms ago is late.
+    # A full batch within the objective: one row more. Requests that came 50 ms ago are late.
     actions = batcher.complete(first, 0.0203)
     assert batcher.size.rows == 4
     (second,) = batches(actions)
@@ -119,7 +119,7 @@ def test_the_code_sends_what_the_first_has_time_for():
     container = code()
     (first,) = batches(come(container, [0.0]))
     come(container, [0.001] * 60)
-    # At 30.4 ms the first has 20.6 left, 0.92 of which are 18.95 ms: 2000 * 0.01895 - 10 = 27.9 rows.
+    # At 30.4 ms the first has 20.6 ms left. 0.92 of that is 18.95 ms: 2000 * 0.01895 - 10 = 27.9 rows.
     assert sizes(container.complete(first, 0.0304)) == [27]
 
 

@@ -9,7 +9,7 @@ from carpool.batching.requests import Failure, Fault, FaultKind, Finish, Refused
 
 
 class AtLeast(Fifo):
-    """Sends what waits when it is so many, or when the head is 10 ms old; refuses whom it is told to."""
+    """Sends at least ``fewest`` rows, or any when the head is 10 ms old; refuses as many as a test sets in ``late``."""
 
     def __init__(self, fewest=1, **options):
         self.fewest = fewest

@@ -42,7 +42,7 @@ def test_a_quiet_time_counts_towards_the_rate():
     for at in (0.0, 100.0):
         for batch in batches(come(nexus, [at])):
             nexus.complete(batch, at)
-    # One in 100 s: the second of two would come much too late, so nobody waits for company.
+    # One in 100 s: the second of two would come much too late, so no request waits for another.
     assert sizes(come(nexus, [100.001])) == [1]
 
 

@@ -57,7 +57,7 @@ def test_help_is_read_once():
 
 
 def test_notes_are_read_in_their_folders_only(tmp_path):
-    for folder in {*NOTES, *MESSAGES, "core"}:
+    for folder in {*NOTES, *MESSAGES, "docs"}:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.py").write_text("# the luck of it\n")
     assert [each.split("/")[0] for each in wrong(tmp_path, ())] == [*NOTES]

@@ -3,7 +3,7 @@
 Crankshaw et al., "Clipper: A Low-Latency Online Prediction Serving System", NSDI 2017, sections 4.3.1 (dynamic batch
 size) and 4.3.2 (delayed batching); ucbrise/clipper at 9f25e3f, src/libclipper/src/containers.cpp.
 
-Who is late already is dropped (src/libclipper/include/clipper/task_executor.hpp,
+Requests that are late already are dropped (src/libclipper/include/clipper/task_executor.hpp,
 ``remove_tasks_with_elapsed_deadlines``).
 
 In favour of all three: as many containers as the device computes batches at once; the time a batch takes is the
@@ -177,12 +177,16 @@ class Paper(Fifo):
 class Code(Fifo):
     """``ModelContainer::get_batch_size`` of the time that the first request has left.
 
-    More than any batch has taken yet: explore, a size beyond the largest once that was tried often enough. Otherwise
-    the regression of sizes on their estimated p99 (mean plus three pooled standard deviations) says how many.
+    If that is more than any batch has taken yet, it explores: the largest size, or a larger one once the largest was
+    used often enough. Otherwise it takes the size from a regression of sizes on their estimated p99 (mean plus three
+    pooled standard deviations).
 
-    In its favour: it begins with the regression that the true t(b) gives, and has no need of exploring, for which it
-    would fill batches up with copies of their last request; a size remembers its last samples only, where the code
-    averages over all there ever were; the ridge's penalty, which there is chosen by cross-validation, is left out.
+    In its favour:
+
+    - It begins with the regression that the true batch latencies give. So it need not explore, for which it would fill
+      batches up with copies of their last request.
+    - A size remembers its last samples only, where the code averages over all there ever were.
+    - The ridge's penalty is left out. The code chooses it by cross-validation.
     """
 
     def __init__(self, *, slots: int, slo: float, times: Sequence[float], rng: Random) -> None:
@@ -200,7 +204,7 @@ class Code(Fifo):
         super().__init__(slots=slots, max_batch=len(times) - 1)
 
     def decide(self, line: Line, now: float) -> Verdict:
-        """Drop who is late, and send as many as the next one's time allows."""
+        """Drop late requests, and send as many rows as the next request's time allows."""
         late = line.late(now - self._slo)
         rows = line.rows - late.rows
         if not rows:

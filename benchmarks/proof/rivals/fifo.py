@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Late(NamedTuple):
-    """Who is at a line's head and too late for anything."""
+    """Requests at a line's head that are too late for anything."""
 
     requests: int
     rows: int
@@ -42,7 +42,7 @@ class Line:
 
     @property
     def head(self) -> Request:
-        """Who has waited longest."""
+        """The request that has waited longest."""
         return self.requests[0]
 
     def late(self, since: float) -> Late:
@@ -123,7 +123,7 @@ class Fifo(ABC):
         return actions
 
     def complete(self, batch: Batch, now: float, *, fault: Fault | None = None, stalled: bool = False) -> list[Action]:
-        """Take a batch's outcome; its slot goes to what is left of it if it failed, then to who waits.
+        """Take a batch's outcome; its slot goes to the rest of it if it failed, then to waiting requests.
 
         Nothing is learned from a ``stalled`` one, as Carpool learns nothing from it.
         """
@@ -155,7 +155,7 @@ class Fifo(ABC):
         return actions
 
     def cancel(self, request: Request, now: float) -> list[Action]:  # noqa: ARG002 - nobody else is touched
-        """Forget a request whose caller has left; where it rides, its rows are computed all the same."""
+        """Forget a request whose caller has left; if it is in a batch, its rows are computed all the same."""
         if not request.ended:
             self._state.counters.missed(CANCELLED)
             self._leave(request)

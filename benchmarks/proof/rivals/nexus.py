@@ -42,12 +42,16 @@ class Nexus(Fifo):
     src/nexus/backend/model_exec.cpp, ``GetBatchTaskSlidingWindow``: a window of a batch's length slides over the queue
     past all that would be late in a batch of that length.
 
-    In its favour: the true l(b); no time for the network, before or after the model; the rate is measured where the
-    requests come in; a session has each GPU to itself; a batch starts as soon as it is full or its head has waited for
-    a duty cycle, whatever the cycle's phase; who waits beyond the batch for the rate rides along, up to half the SLO.
+    In its favour:
 
-    Nobody waits longer than the policy's bounds allow, half the SLO, which bind all others and the oracle too. Without
-    them its cycles at 10 to 35 % load take up to a fifth less device time than half the SLO allows anybody.
+    - It knows the true l(b), and the network takes no time before or after the model.
+    - The rate is measured where the requests come in.
+    - A session has each GPU to itself.
+    - A batch starts as soon as it is full or its head has waited for a duty cycle, whatever the cycle's phase.
+    - If more requests wait than the batch for the rate has, they join it, up to the batch that takes half the SLO.
+
+    No request waits longer than the policy's bounds allow: half the SLO. They bind all other rules and the oracle, too.
+    Without them its cycles at 10 to 35 % load take up to a fifth less device time than any rule within half the SLO.
     """
 
     def __init__(self, knowledge: Knowledge) -> None:

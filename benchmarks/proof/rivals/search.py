@@ -190,7 +190,7 @@ class TreeParzen(Searcher):
         )
 
     def learn(self, value: float) -> None:
-        """Tell the sampler."""
+        """Report the value to the sampler."""
         self._study.tell(self._trial, value)
 
     def begin(self, point: Point) -> None:

@@ -1,9 +1,9 @@
 """Rules that choose a setting of Carpool's Batcher once and keep it, and the advantages that all rivals get.
 
-Every rival knows the true t(b), which its users would have to measure. Those without a dispatch rule of their own run
-on Carpool's Batcher, with that t(b) for its estimate: it then never holds a request for so long that the wait alone
-would make it late, and refuses whom it can't serve in time. As many batches are in flight as the device computes at
-once, unless the rule says otherwise: more would only queue there.
+Every rival knows the true batch latencies, which its users would have to measure. Rivals without a dispatch rule of
+their own run on Carpool's Batcher, which gets these latencies as its estimate. So it never holds a request for so long
+that the wait alone would make it late, and it refuses requests that it can't serve in time. As many batches are in
+flight as the device computes at once, unless the rule says otherwise: more would only queue there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Still:
 
 
 def setting(knowledge: Knowledge, batch: int, wait: float, *, in_flight: int | None = None) -> Setting:
-    """Return a setting within the limits, with the true t(b) for its estimate. ``wait`` in seconds."""
+    """Return a setting within the limits, with the true batch latencies as its estimate. ``wait`` in seconds."""
     parameters = Parameters(
         max_batch=batch,
         max_wait=Duration(wait),
@@ -68,9 +68,9 @@ def half_slo_batch(knowledge: Knowledge) -> int:
 
     Half the time goes into gathering a batch, or waiting for the one before it, and half into computing it: Nexus
     (Shen et al., SOSP 2019), which schedules a session that fills a GPU by the largest b with 2 l(b) <= SLO. l(b) is
-    mean plus standard deviation as in uwsampl/nexus at b436191, src/nexus/common/model_db.cpp, and, in favour of the
-    rule, of those within the one that serves most, as there in ``GetMaxThroughput``: where t(b) bends up, or lies just
-    behind a step, the largest is not the best.
+    mean plus standard deviation as in uwsampl/nexus at b436191, src/nexus/common/model_db.cpp. In favour of the rule,
+    it is not the largest of these batches but the one of most throughput, as there in ``GetMaxThroughput``. Where the
+    batch latency bends up, or just behind a step in it, the largest is not the best.
     """
     within = [
         (rows / each, rows) for rows, each in enumerate(latencies(knowledge)) if rows and 2 * each <= knowledge.slo

@@ -31,14 +31,15 @@ def preferred_sizes(largest: int) -> tuple[int, ...]:
 class Triton(Fifo):
     """triton-inference-server/core at 73aad7c, src/dynamic_batch_scheduler.cc, ``GetDynamicBatch``.
 
-    With an instance free: the largest preferred size that the queue can fill, unless its head has waited for the delay,
-    when all leave that fit; a queue with no preferred size in it waits for the delay. Who has queued for longer than
-    the timeout is rejected (``ApplyPolicyAtCursor``).
+    With an instance free, it sends the largest preferred size that the queue can fill. If the queue fills no preferred
+    size, it waits for the delay. Once its head has waited for the delay, all requests that fit are sent. Requests that
+    have queued for longer than the timeout are rejected (``ApplyPolicyAtCursor``).
 
-    The delay and the largest batch as the documentation's "Recommended Configuration Process" has them found (server,
-    docs/user_guide/batcher.md): as far up as the latency budget allows. In its favour, without a trial: the largest
-    batch takes half the SLO, like Nexus's, the timeout, which is off by default, leaves the time that it takes, and the
-    delay ends a tenth of the SLO before that. An instance for each batch that the device computes at once.
+    The delay and the largest batch follow the documentation's "Recommended Configuration Process" (server,
+    docs/user_guide/batcher.md): as large as the latency budget allows. In its favour, they are right without trials:
+    the largest batch takes half the SLO, like Nexus's. The timeout, which is off by default, leaves the time that this
+    batch takes. The delay ends a tenth of the SLO before the timeout. There is an instance for each batch that the
+    device computes at once.
     """
 
     def __init__(self, *, slots: int, preferred: Iterable[int], delay: float, timeout: float = inf) -> None:

@@ -1,4 +1,4 @@
-"""Requests without company are not held, and the tuner forecasts with the share that can share a batch."""
+"""Requests that can't share a batch are not held, and the tuner forecasts with the share of those that can."""
 
 from __future__ import annotations
 

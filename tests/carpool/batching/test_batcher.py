@@ -50,7 +50,7 @@ def batcher(max_batch: int = 8, max_wait: float = 0.0, slots: int = 1, **fields:
 
 
 def held(max_batch: int = 8, max_wait: float = 0.02, slots: int = 1, **fields: Any) -> Batcher:
-    """One that waits for company: it knows its service time, 5 ms + 0.5 ms a row."""
+    """A Batcher that holds requests for others: it knows the batch latency, 5 ms + 0.5 ms per row."""
     result = batcher(max_batch, max_wait, slots, **fields)
     result.learn("m", estimate(), 0.0)
     return result
@@ -175,7 +175,7 @@ def test_rule_3_without_a_batch_axis_requests_ride_alone_and_whole() -> None:
 
 
 def test_rule_3_a_shadow_takes_a_slot_and_is_counted_as_nobody() -> None:
-    """The driver's own requests: their batches are samples like any, their ends are no promise kept or broken."""
+    """The driver's own requests: their batches are samples like any, their ends are neither hits nor misses."""
     to = batcher(admission=Admission(max_queued_rows=4))
 
     def shadow(now: float, **fields: Any) -> Request:
@@ -682,13 +682,13 @@ def test_rule_7_slots_beyond_the_executors_do_not_empty_the_queue_by_refusals() 
 
 
 def test_rule_7_a_batch_that_took_longer_than_believed_moves_the_predictions_behind_it() -> None:
-    # Two slots, one executor, 5.5 ms alone. The first of two takes until 20: the second ends at 25.5, not at 11.
+    # Two slots, server concurrency 1, 5.5 ms per batch. The first ends at 20 ms, so the second ends at 25.5, not at 11.
     to = held(slots=2, max_wait=0.0)
     first, second = send(to, 0.0, request(), request())
     assert second.finish == pytest.approx(0.011)
     to.complete(first, 0.020)
     assert second.finish == pytest.approx(0.0255)
-    # With a third behind it, sent at 20, a newcomer at 21 starts at 31.
+    # A third batch is sent behind it at 20 ms. So a request that arrives at 21 ms starts at 31 ms.
     send(to, 0.020, request())
     assert refusals(to.arrive(request(deadline=0.0364), 0.021))
     assert not refusals(to.arrive(request(deadline=0.0366), 0.021))
@@ -729,7 +729,7 @@ def test_what_boarded_no_longer_counts_as_waiting() -> None:
     send(to, 0.0, *(request() for _ in range(12)))
     assert [batch.rows for batch in batches(to.complete(first, 0.001))] == [8]
     assert to.queued_rows == 4
-    assert not batches(to.complete(second, 0.002))  # four of eight: they wait for company
+    assert not batches(to.complete(second, 0.002))  # four of eight rows: they wait for more
     assert [batch.rows for batch in batches(send(to, 0.003, *(request(0.003) for _ in range(4))))] == [8]
 
 
@@ -787,7 +787,7 @@ def test_rule_7_each_length_is_dropped_by_what_its_own_bucket_takes(bucket: int,
 
 
 def hoping() -> Batcher:
-    """One that knows of one executor and hopes for two, with a slot for each; 5 ms + 0.5 ms a row."""
+    """Server concurrency 1 is known and 2 is explored, with two slots; 5 ms + 0.5 ms per row."""
     to = batcher(max_batch=1, slots=2)
     to.learn("m", replace(estimate(executors=2), assumed=1), 0.0)
     return to
@@ -798,10 +798,10 @@ def test_rule_7_hope_for_executors_ends_with_the_first_batch_that_waited_for_one
     one, other = batches(send(to, 0.0, request(), request()))
     to.complete(one, 0.0055)
     (third,) = batches(to.arrive(request(0.0055), 0.0055))
-    to.complete(other, 0.0110)  # 1.5 times 6.05 ms, what a row seldom exceeds, are 9.1
+    to.complete(other, 0.0110)  # 9.1 ms are 1.5 times 6.05 ms, which one row seldom exceeds
     assert third.finish == pytest.approx(0.0165)
     assert to.model("m").belief.estimate.executors == 1
-    # In vain is in vain, until there is another hope, or more is known.
+    # It stays at 1, until another estimate is optimistic, or more is known.
     to.learn("m", replace(estimate(executors=2), assumed=1), 0.011)
     assert to.model("m").belief.estimate.executors == 1
     to.learn("m", replace(estimate(executors=3), assumed=2), 0.011)
@@ -815,7 +815,7 @@ def test_rule_7_hope_for_executors_lasts_while_nobody_waits_for_one(took: float)
     to = hoping()
     for each in batches(send(to, 0.0, request(), request())):
         to.complete(each, took)
-    # Alone at the upstream, nobody waits for an executor, however long it takes.
+    # A batch alone at the upstream waits for no other batch, however long it takes.
     (slow,) = batches(to.arrive(request(1.0), 1.0))
     to.complete(slow, 2.0)
     assert to.model("m").belief.estimate.executors == 2
@@ -870,7 +870,7 @@ def test_rule_7_who_waits_when_shedding_begins_is_shed_as_who_comes_then() -> No
     to.learn("m", estimate(), 0.2, shed_slo=True)
     actions = to.complete(first, 0.2)
     assert refusals(actions) == [(each, Refused.LATE) for each in stale]
-    # Whom nobody could have served in time is served.
+    # A request whose SLO is shorter than any batch is served.
     assert [waiters(batch) for batch in batches(actions)] == [[hopeless, fresh]]
 
 
@@ -910,7 +910,7 @@ def test_rule_7_retry_after_is_the_predicted_drain() -> None:
 
 
 def goodput_at_twice_the_capacity(*, slo: float, timeout: float, shed_slo: bool, keys: int = 1) -> float:
-    """Good answers a second at 2 x 1,730/s: t = 5 + 0.5 b ms, batches of 64, SLO 50 ms, one executor."""
+    """Good answers/s at 2 x 1,730/s: batch latency 5 + 0.5 b ms, batches of 64, SLO 50 ms, server concurrency 1."""
     to = batcher(max_batch=64, admission=Admission(max_queued_rows=10**6))
     to.learn("m", estimate(), 0.0, shed_slo=shed_slo)
     random = Random(7)
@@ -1537,7 +1537,7 @@ def test_samples_are_cold_first_then_by_rows_and_in_flight_and_never_stalled() -
     seen = {key[:3]: cell for key, cell in counters.cells.items() if key[3] == 0}
     assert {key: cell.batches for key, cell in seen.items()} == {(0, 1, 1): 1, (0, 1, 2): 3}
     assert seen[0, 1, 2].busy == pytest.approx(0.6)
-    # Were there one executor only, the second would have begun when the first was done: 0.1 s each, not 0.2.
+    # At server concurrency 1 the second would have begun when the first was done: 0.1 s each, not 0.2.
     assert counters.cells[0, 1, 2, 1].busy == pytest.approx(0.3)
     assert to.stats(9.0).device_busy == pytest.approx(0.6)
 

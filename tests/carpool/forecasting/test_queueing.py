@@ -149,7 +149,7 @@ def test_utilization_is_the_share_of_what_can_be_computed_at_once():
     assert played(arrivals, parameters(1, 0.0, 4), concurrency=4).utilization == pytest.approx(1.0)
     # Four at a time are sent, and eight would be computed: never more than are sent.
     assert played(arrivals, parameters(1, 0.0, 4), concurrency=8).utilization == pytest.approx(1.0)
-    # Two rows and then one: 6 + 5.5 ms of the 100 ms that the second of two executors is not used for.
+    # Three batches of one row take 5.5 ms each, in 105.5 ms at server concurrency 2.
     got = played([0.0, 0.0, 0.1], parameters(2, 0.0, 2), concurrency=2)
     assert got.utilization == pytest.approx((affine(1) * 3) / (2 * (0.1 + affine(1))))
 

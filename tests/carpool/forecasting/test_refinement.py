@@ -24,7 +24,7 @@ def independent(count, seed):
 
 
 def in_bursts(count, seed, size=100):
-    """As many, of which each ``size`` take as long: they wait behind one another."""
+    """As many, but ``size`` in a row take equally long: they wait behind one another."""
     rng = Random(seed)
     return [latency for _ in range(count // size) for latency in [rng.expovariate(1.0)] * size]
 

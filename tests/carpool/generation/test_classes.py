@@ -71,7 +71,7 @@ def test_the_next_is_whose_first_token_is_due_first():
 
 
 def load(rate, seconds, share, random):
-    """Requests of which so many are gold."""
+    """Requests; the share ``share`` of them is gold."""
     now, key, arrivals = 0.0, 0, []
     while (now := now + random.expovariate(rate)) < seconds:
         slo = GOLD if random.random() < share else None

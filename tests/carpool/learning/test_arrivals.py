@@ -51,7 +51,7 @@ def test_gamma_gaps_have_the_cv_asked_for():
     ids=repr,
 )
 def test_dispersion_is_that_of_the_counts_of_long_windows(process):
-    # 1,500 windows tell it within 4 % or so, and those of five seconds are 50 times as long as any burst remembers.
+    # 1,500 windows show it within 4 % or so. A window of five seconds is 50 times as long as the memory of any burst.
     counts = WindowCounts.of(until(process, 7500.0, Random(1)), 7500.0, window=5.0)
     assert counts.windows == 1500
     assert process.dispersion == pytest.approx(counts.dispersion, rel=0.12)

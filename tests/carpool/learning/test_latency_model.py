@@ -26,7 +26,7 @@ def sample(rows, seconds, in_flight=1):
 
 
 def cells(batches, bucket=0):
-    """Cells of (rows, in_flight, seconds) or (rows, in_flight, seconds, executors supposed)."""
+    """Cells of (rows, in_flight, seconds) or (rows, in_flight, seconds, supposed concurrency)."""
     counters = Counters()
     for rows, in_flight, seconds, *executors in batches:
         counters.sample((bucket, rows, in_flight, *(executors or [0])), seconds)
@@ -148,7 +148,7 @@ def test_chance_is_taken_off_a_noisy_curve_and_steps_are_left_in_it():
         service = fit(samples)
         off = math.fsum(abs(service.time(rows) / curve(rows) - 1) for rows in range(1, 49))
         assert off < raw * (0.5 if curve is affine else 1.0)
-        # The luckiest of sixty sizes is no find: the cheapest row is where the curve has it.
+        # The size with the fastest samples by chance is not taken: the cheapest row is where the curve has it.
         assert min(range(1, 49), key=service.per_row) >= 16
 
 
@@ -207,7 +207,7 @@ def test_noise_is_pooled_over_sizes():
 
 
 def device(executors, slots, seconds, rng, *, rate, batch=1, cv=0.0, curve=affine):
-    """Batches as a device serves them, and as the counters tell of them: (rows, in_flight, seconds, supposed)."""
+    """Batches as a device serves them and as the counters record them: (rows, in_flight, seconds, supposed)."""
     slot_free, executor_free = [0.0] * slots, [0.0] * executors
     batches = []
     now = 0.0
@@ -278,9 +278,9 @@ def test_beyond_the_largest_size_nothing_is_told_by_what_is_more_than_two_octave
         curve = ServiceTime.measured(head | line)
         assert curve.time(64) == pytest.approx(known.time(64))
         assert curve.lower(64) == pytest.approx(known.lower(64))
-    # Two octaves below it still tells.
+    # A size two octaves below the largest still counts.
     assert ServiceTime.measured({rows: 5.0 + rows for rows in range(5, 17)}).lower(64) < known.lower(64)
-    # And so do the two largest, however far apart.
+    # So do the two largest sizes, however far apart.
     assert ServiceTime.measured({1: 1.0, 16: 4.0}).time(31) == pytest.approx(7.0)
 
 
@@ -432,7 +432,7 @@ def test_load_alone_moves_nothing():
 
 @pytest.mark.parametrize("power", [1.12, 1.5])
 def test_a_first_sight_of_small_batches_says_nothing_of_large_ones(power):
-    # Rows that cost more in company: one alone takes less than its share of a batch, and is no sign of a quicker model.
+    # Rows cost more in a larger batch. One row takes less than its share of a batch; that is no sign of a faster model.
     def dearer(rows):
         return 0.005 * rows**power
 
@@ -596,8 +596,8 @@ def test_any_counters_give_a_monotone_curve_inside_its_interval(data):
 
 
 def test_batches_that_cannot_tell_executors_apart_do_not_drown_those_that_can():
-    # Four executors, noise of 40 %: 3,000 batches never met more than two others in flight, 300 met three. Were there
-    # three executors, the fourth would have begun late and been quick: these 300 spread so much that the sum tells.
+    # Server concurrency 4, noise of 40 %: 3,000 batches never met more than two others in flight, 300 met three. At
+    # server concurrency 3 the fourth would have begun late and been quick: these 300 spread so much that it shows.
     rng = Random(1)
     settled, supposed = [], []
     for in_flight, count in ((1, 1000), (2, 1000), (3, 1000), (4, 300)):
@@ -643,17 +643,17 @@ def test_executors_are_told_by_the_mean_before_they_are_by_the_spread(executors)
 
 @pytest.mark.parametrize(("often", "found"), [(40, (3, False)), (200, (4, True))])
 def test_one_slow_batch_does_not_tell_executors_apart_against_the_means(often, found):
-    # Four executors, three known: batches of 12 rows met six in flight, and by the mean were served by four. One of 45
-    # rows that met four took ten times as long, and was counted for four, not for three.
-    def told(rows, in_flight, batches, mean, cv, executors=0):
+    # The server concurrency is 4, and 3 is known. Batches of 12 rows met six in flight; their mean says that 4 were
+    # served at once. One batch of 45 rows that met four took ten times as long, and was counted for 4, not for 3.
+    def counted(rows, in_flight, batches, mean, cv, executors=0):
         return Sample(0, rows, in_flight, executors, batches, batches * mean, batches * mean**2 * (1 + cv**2))
 
-    alone = [told(12, 1, often, 0.043, 0.4), told(12, 2, 30, 0.043, 0.4), told(12, 2, 30, 0.02, 0.9, 1)]
+    alone = [counted(12, 1, often, 0.043, 0.4), counted(12, 2, 30, 0.043, 0.4), counted(12, 2, 30, 0.02, 0.9, 1)]
     means = (0.061, 0.3), (0.0134, 0.9), (0.0222, 0.6), (0.0335, 0.5), (0.0436, 0.42)
-    full = [told(12, 6, often, *each, executors) for executors, each in enumerate(means)]
+    full = [counted(12, 6, often, *each, executors) for executors, each in enumerate(means)]
     means = (0.23, 0.8), (0.17, 0.9), (0.2, 0.8), (0.1, 0.2)
-    slow = [told(45, 4, 2.0 if executors == 3 else 2.6, *each, executors) for executors, each in enumerate(means)]
-    samples = [*alone, told(45, 1, 100, 0.11, 0.4), *full, *slow]
+    slow = [counted(45, 4, 2.0 if executors == 3 else 2.6, *each, executors) for executors, each in enumerate(means)]
+    samples = [*alone, counted(45, 1, 100, 0.11, 0.4), *full, *slow]
     assert fit_executors(samples, 3) == found
-    # What is left open makes more in flight worth another try.
+    # Where the concurrency is left open, more batches in flight are worth exploring.
     assert fit(samples, 3).executors_for(6) == (4 if found[1] else 6)

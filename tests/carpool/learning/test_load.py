@@ -104,7 +104,7 @@ def test_before_its_spread_is_known_a_load_may_come_in_crowds():
             feed(load, Gamma(200.0, 3.0), 1.0, seed=1000 * seed + second)
             off = max(off, abs(load.rate / 200.0 - 1))
         worst.append(off)
-    # As if they came one by one, a second's crowd or lull was believed in by itself: half of them were 16 % off.
+    # Without an assumed spread, one second's burst or lull changed the rate by itself: half of the runs were 16 % off.
     assert sorted(worst)[20] < 0.14
 
 

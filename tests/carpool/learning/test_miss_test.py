@@ -8,7 +8,7 @@ from carpool.learning.miss_test import MissTest
 
 
 def run(test, fraction, requests, seed, per_step=100):
-    """Feed requests of which a fraction misses; return how many it took to alarm, None if it never did."""
+    """Feed requests, and let a fraction of them miss; return how many it took to alarm, None if it never did."""
     rng = Random(seed)
     for step in range(requests // per_step):
         misses = sum(rng.random() < fraction for _ in range(per_step))

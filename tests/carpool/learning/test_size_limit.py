@@ -60,7 +60,7 @@ def test_an_interval_without_batches_changes_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def poisoned():
-    """Eight hundred requests per second, of which three in a hundred are poisoned from 20 to 50 s."""
+    """Eight hundred requests per second. From 20 to 50 s three in a hundred are poisoned."""
     times, rng = until(Poisson(800.0), 70.0, Random(2)), Random(3)
     arrivals = [
         Arrival(at, poisoned=20 < at < 50 and rng.random() < 0.03, caller=each) for each, at in enumerate(times)

@@ -22,7 +22,7 @@ from carpool.simulation.outcome import ENDS, End, Setting
 from carpool.simulation.simulator import Arrival, Device, Noise, Simulation, linear, table
 
 GPU = Device(linear(0.005, 0.0005))
-"""t(b) = 5 + 0.5b ms."""
+"""Batch latency 5 + 0.5 b ms."""
 SLO = 0.05
 
 
@@ -383,7 +383,7 @@ def test_the_balancer_knows_who_is_done():
 
 
 class OneByOne(Batcher):
-    """A rule of its own: whoever comes is a batch, whatever the parameters."""
+    """A rule of its own: each request is a batch, whatever the parameters."""
 
     def configure(self, parameters, now, *, model=None):
         return super().configure(replace(parameters, max_batch=1), now, model=model)
@@ -456,7 +456,7 @@ REASONS = {
 }
 seldom = st.integers(0, 9).map(lambda digit: digit == 0)
 some = st.floats(0.001, 0.2)
-crowds = st.lists(
+arrival_lists = st.lists(
     st.builds(
         Arrival,
         time=st.floats(0.0, 0.5),
@@ -484,25 +484,25 @@ devices = st.builds(
 )
 
 
-@pytest.mark.pure  # Hypothesis makes arrivals by their annotations, of which mypyc keeps less
+@pytest.mark.pure  # Hypothesis makes arrivals by their annotations; mypyc drops some
 @settings(max_examples=150, deadline=None)
 @given(
-    crowd=crowds,
+    arrivals=arrival_lists,
     device=devices,
     chosen=st.builds(parameters, st.integers(1, 8), st.sampled_from([0.0, 0.01, 0.04]), st.integers(1, 4)),
     replicas=st.integers(1, 3),
     knows=st.booleans(),
     shed_slo=st.booleans(),
 )
-def test_every_request_ends_once_and_the_counters_agree(crowd, device, chosen, replicas, knows, shed_slo):
+def test_every_request_ends_once_and_the_counters_agree(arrivals, device, chosen, replicas, knows, shed_slo):
     outcome = Simulation(
-        crowd, device, slo=SLO, parameters=chosen, replicas=replicas, shed_slo=shed_slo,
+        arrivals, device, slo=SLO, parameters=chosen, replicas=replicas, shed_slo=shed_slo,
         estimate=device.estimate() if knows else None, admission=Admission(max_queued_rows=40),
     ).run()  # fmt: skip
     ends = Counter(ends_of(outcome))
     assert End.PENDING not in ends
     counted = [each for stats in outcome.final for each in stats.models.values()]
-    assert sum(each.arrivals for each in counted) == len(crowd)
+    assert sum(each.arrivals for each in counted) == len(arrivals)
     assert sum(each.served for each in counted) == ends[End.HIT] + ends[End.LATE]
     misses = sum((Counter(each.misses) for each in counted), Counter())
     # Behind a cold batch the late and those refused for it are counted as one.
@@ -511,15 +511,15 @@ def test_every_request_ends_once_and_the_counters_agree(crowd, device, chosen, r
     assert misses[Refused.LATE] + misses[LATE] + cold == ends[End.SHED] + ends[End.LATE] or device.stalls
     for reason, end in REASONS.items():
         assert misses[reason] == ends[end] or (cold and reason == Refused.LATE)
-    for latency, end, arrival in zip(outcome.latencies, ends_of(outcome), crowd, strict=True):
+    for latency, end, arrival in zip(outcome.latencies, ends_of(outcome), arrivals, strict=True):
         assert (latency < math.inf) == (end in {End.HIT, End.LATE})
         assert device.cv or latency > 0.005999
         if end in {End.HIT, End.LATE} and not device.stalls:
             assert latency <= min(arrival.patience, arrival.deadline) + 1e-9
-    for end, arrival in zip(ends_of(outcome), crowd, strict=True):
+    for end, arrival in zip(ends_of(outcome), arrivals, strict=True):
         alone = device.largest is not None and arrival.rows > device.largest
         assert end is not End.FAILED or arrival.poisoned or alone, "an innocent request failed"
-    if not any(x.short for x in crowd):  # a model that is not batched any more: requests are served whole
+    if not any(x.short for x in arrivals):  # a model that is not batched any more: requests are served whole
         assert all(0 < rows <= chosen.max_batch for rows in outcome.batch_rows)
     if not device.stalls:  # what the host slept through is late for the caller alone
         assert ends[End.LATE] - cold <= misses[LATE] <= ends[End.LATE]

@@ -135,7 +135,7 @@ def test_settings_to_be_avoided_are_left_out():
 
 
 def measured(*seen, noise=0.0, count=5.0):
-    """A curve of which some sizes were seen so often."""
+    """A latency model; the sizes ``seen`` were measured ``count`` times each."""
     curve = ServiceTime.measured({size: CURVE.time(size) for size in seen}, noise=noise)
     return replace(curve, counts=tuple(count for _ in seen))
 

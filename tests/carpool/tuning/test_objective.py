@@ -89,7 +89,7 @@ def more_in_flight(decisions):
 
 
 def test_no_request_is_held_where_the_server_computes_several_at_once():
-    # 1.9 requests are computed at a time. Were there one executor, it would be full.
+    # 1.9 requests are computed at a time. At server concurrency 1 the device would be full.
     device = Device(linear(0.020, 0.002), executors=4)
     last, _, decisions = run(87, slo=0.2, seconds=90.0, device=device)
     assert {each.parameters.max_wait for each in decisions if each.at > 1.0} == {0}

@@ -321,16 +321,16 @@ def test_an_overload_that_more_batches_in_flight_end_is_over_in_seconds():
 
 
 def test_executors_that_are_not_there_cost_a_few_batches_and_not_seconds():
-    # 700/s, then twice what one executor can serve: more slots are tried, as for an upstream that has more.
+    # 700/s, then twice what server concurrency 1 can serve. More slots are explored, as the concurrency may be higher.
     times = poisson(700, 20) + [20.0 + time for time in poisson(3000, 10, seed=2)]
     outcome, decisions = tuned(times, GPU, policy())
     assert max(decision.parameters.max_in_flight for decision in decisions) > 1
-    # All were late until the samples had told: 0 answers in time in this second.
+    # An earlier tuner had 0 answers in time in this second: all were late until the samples showed the concurrency.
     assert outcome.summary(21.0, 22.0).goodput > 1000
 
 
 def test_misses_that_are_forecast_raise_no_alarm():
-    # Four executors and twice what they can serve: half are late whatever is done, and that is known.
+    # Twice the load that server concurrency 4 can serve: half are late with any parameters, and the forecast says so.
     outcome, decisions = tuned(poisson(12_000, 20), Device(times=linear(0.005, 0.0005), executors=4), policy())
     # Once: eight slots were promising until they were tried.
     assert [decision.reason for decision in decisions].count(Reason.MISSES_CONFIRMED) <= 1
@@ -338,7 +338,7 @@ def test_misses_that_are_forecast_raise_no_alarm():
     changes = [decision.reason for decision in decisions if decision.change]
     assert len(changes) - changes.count(Reason.EXPLORES) <= 3
     assert len(changes) <= 6
-    # With eight executors believed in for a second everybody was late: 5,372.
+    # An earlier tuner had 5,372: it assumed server concurrency 8 for a second, and all requests were late.
     assert outcome.summary(0.0, 6.0).goodput > 5450
     assert outcome.summary(4.0).goodput > 0.9 * 6000
 
@@ -376,7 +376,7 @@ def test_more_in_flight_than_is_computed_at_once_is_not_explored_again_when_its_
 
 
 def test_executors_are_found_at_once_where_what_is_known_is_not_enough():
-    # Four executors at 0.95 of what they can do; were there only two, four batches at once would all be late.
+    # Server concurrency 4 at 0.95 of its capacity. If it were 2, four batches at once would all be late.
     device = Device(times=linear(0.005, 0.0005), executors=4)
     outcome, decisions = tuned(poisson(5900, 5), device, policy())
     explored = [decision.parameters.max_in_flight for decision in decisions if decision.reason is Reason.EXPLORES]
@@ -503,7 +503,7 @@ def test_a_change_says_whether_one_replica_had_better_try_it_first():
 
 
 def test_a_very_noisy_model_does_not_turn_the_parameters_back_and_forth():
-    # Exponential service times: of twelve sizes with a few batches each one always looks cheapest by luck.
+    # Exponential service times: of twelve sizes with a few batches each, one always looks cheapest by chance.
     device = Device(times=linear(0.005, 0.0005), cv=1.0)
     outcome, decisions = tuned(poisson(300, 300), device, for_p99(0.1, Objective.EFFICIENCY))
     assert flips(decisions) == 0

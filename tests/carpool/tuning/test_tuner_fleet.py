@@ -84,7 +84,7 @@ def test_a_device_grown_slow_is_noticed_within_four_observations(replicas, inter
 
 
 def test_misses_that_no_forecast_explains_are_noticed_in_two_seldom_observations():
-    # What a tenth of them waited for is not in t(b).
+    # The batch latency does not contain what the late 4 % waited for.
     late = ModelStats(
         arrivals=4000, arrivals_squared=45_000, windows=400, rows=4000, hits=3840, misses={"late": 160},
         cells=[(0, 8, 1, 0, 500, 4.5, 0.0405)],
@@ -108,7 +108,7 @@ def test_replicas_forget_by_the_clock_and_not_by_their_seconds():
                 rows=arrivals * replicas, hits=arrivals * replicas, cells=[(0, 2, 1, 0, 40, 0.24, 0.00144)],
             )  # fmt: skip
             tuner.step(Observation(now=(step + 1) / 2, seconds=0.5 * replicas, stats=stats, replicas=replicas))
-    # Four tell more exactly than one that it is 208 now.
+    # Four replicas show more exactly than one that the rate is 208 now.
     assert abs(four.belief.load.rate - 208) < abs(one.belief.load.rate - 208) < 0.03 * 208
     assert len(four.belief.load._intervals) == len(one.belief.load._intervals)
     assert sum(each.lasted for each in four.belief.load._intervals) == pytest.approx(30.0)
@@ -229,7 +229,7 @@ def test_what_exploration_may_cost_is_what_one_replica_might_have_missed_in_five
 
 
 def test_an_exploration_that_somebody_else_ended_is_over():
-    # Up to nine rows cost more and more; while a try lasts, leaving it is no flip. Taken back, it is over.
+    # Up to nine rows cost more and more. To leave a size while it is explored is no flip. Taken back, it is over.
     tuner = Tuner(for_p99(0.12, Objective.EFFICIENCY))
     known = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0233)
     cells = [(0, rows, 1, 0, 8, 8 * seconds, 8 * seconds**2) for rows, seconds in enumerate(known, 1)]

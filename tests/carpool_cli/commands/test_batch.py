@@ -116,7 +116,7 @@ def test_nobody_there_keeps_what_is_done(carpool, rows, tmp_path):
 def test_the_profile_gives_the_size(echo, tiny, carpool, rows, tmp_path):
     result = carpool("batch", rows, tmp_path / "out.jsonl", "--upstream", echo, "--profile", tiny)
     assert result.exit_code == 0
-    assert "batches of 57" in result.output  # t(b) of `tiny` is nearly flat
+    assert "batches of 57" in result.output  # the batch latency of `tiny` is nearly flat
 
 
 DYING = """

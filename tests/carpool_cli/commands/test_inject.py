@@ -134,7 +134,7 @@ def test_a_secret_s_name_is_checked(inject, name):
 
 
 def test_a_sidecar_that_can_not_be_pulled_as_asked_has_other_settings(inject):
-    """Who got ImagePullBackOff runs the command again with a secret, or with another image."""
+    """After ImagePullBackOff, a user runs the command again with a secret, or with another image."""
     slo = ("--slo-p99", "50ms")
     once = inject(MANIFESTS, *slo, "--image-pull-secret", "b", "--image", "registry/carpool:1").stdout
     for options in ((), ("--image-pull-secret", "b"), ("--image", "registry/carpool:1")):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real
 
 PATIENCE, PAUSE, SINCE = 60.0, 0.1, 60
 SECONDS = {1: 0.02, 2: 0.024, 4: 0.032, 8: 0.048}
-"""Of a batch: t(b) = 16 ms + 4 ms a row."""
+"""Batch latency: 16 ms + 4 ms per row."""
 
 BUSY = "carpool_device_busy_seconds_total"
 
@@ -102,7 +102,7 @@ def test_savings_are_of_the_device_seconds_that_were_counted(program, launched, 
         day = carpool("savings", "--prometheus", url, "--since", "1d", "--json")
         most = time.time() - began
         computed = json.loads(asked(f"{device}/stats"))["batches"]
-    # 3. The sidecar counts no less than the device took: its batches, times t(b).
+    # 3. The sidecar counts no less than the device took: the batches, each times its latency.
     assert counted >= 0.98 * sum(count * (0.016 + 0.004 * int(rows)) for rows, count in computed.items())
     # 4. The command shows the same pod.
     assert shown.exit_code == 0, shown.output

@@ -15,7 +15,7 @@ from carpool.policy.spec import Axis, BatchingPolicy, Model, Tuning, TuningMode,
 from carpool_cli.live import running
 from carpool_cli.live.admin_client import AdminError, Decided, Explained, Explanation
 
-# Sizes 1 to 24, fifty batches each: t(b) = 5 + 0.5 b ms, and none of them varies.
+# Sizes 1 to 24, fifty batches each: batch latency 5 + 0.5 b ms, without noise.
 CELLS = [(0, b, 1, 0, 50, 50 * (0.005 + 0.0005 * b), 50 * (0.005 + 0.0005 * b) ** 2) for b in range(1, 25)]
 KEPT = Decided(Parameters(), change=False, reason="Converged", message="nothing is better")
 

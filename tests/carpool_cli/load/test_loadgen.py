@@ -34,7 +34,7 @@ def test_rates_share_the_time():
 
 
 class Answering:
-    """A server that answers as told; ``None`` keeps quiet."""
+    """A server that answers with ``status``; with ``None`` it never answers."""
 
     def __init__(self, status):
         self.status = status

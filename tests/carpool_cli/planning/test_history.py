@@ -296,7 +296,7 @@ def test_pods_of_one_model_with_several_slos_are_planned_by_the_shortest(poisson
 
 
 def test_what_is_counted_where_several_are_computed_at_once_is_the_executors_share():
-    """Wall time with any batch in flight is 48 % at 30/s where the four executors are 16 % busy."""
+    """At 30/s a batch is in flight for 48 % of the time, but server concurrency 4 is 16 % busy."""
     device = Device(times=linear(0.020, 0.002), executors=4)
     seen, rate = [], 30.0
     run = Simulation(
@@ -385,7 +385,7 @@ def test_large_batches_that_were_not_counted_are_named(poisson):
 
 
 class Server:
-    """Says what it was told to, over HTTP; ``asked``: (path, fields, headers)."""
+    """Answers with ``status`` and ``body`` over HTTP; ``asked``: (path, fields, headers)."""
 
     def __init__(self, status, body):
         self.asked = []

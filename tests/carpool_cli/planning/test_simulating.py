@@ -21,7 +21,7 @@ def test_who_knows_the_service_time_holds_from_the_start():
     service = ServiceTime.measured({1: 0.005, 2: 0.006})
     known = twin().known("a", PAIRS, service, shed_slo=False)
     assert (known.p99, known.mean_batch) == (pytest.approx(0.016), 2.0)
-    # Who has to learn it first holds nobody until then.
+    # A Batcher that has to learn the batch latency first holds no request until then.
     assert 1.5 < twin().fixed("a", PAIRS).mean_batch < 2.0
 
 

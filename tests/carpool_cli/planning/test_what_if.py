@@ -32,7 +32,7 @@ from carpool_cli.planning.replaying import How, load
 from carpool_cli.planning.what_if import Asked, _promising, what_if
 
 SERVICE = replace(ServiceTime.measured({1: 0.0055, 24: 0.017}), largest_in_flight=2, noise=0.05)
-"""t(b) = 5 + 0.5 b ms, measured up to 24 rows."""
+"""Batch latency 5 + 0.5 b ms, measured up to 24 rows."""
 
 EFFICIENT = for_p99(0.05, Objective.EFFICIENCY)
 

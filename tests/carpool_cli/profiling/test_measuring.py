@@ -47,7 +47,7 @@ def test_the_budget_ends_it_after_three_rounds():
 
 
 def interrupted_at(number):
-    """Runs of sizes 1 and 2, of which the `number`th (from 1) is ended by Ctrl-C."""
+    """Runs of sizes 1 and 2; Ctrl-C ends the `number`th (from 1)."""
     clock, calls = Clock(), []
 
     def run(seconds):
@@ -95,7 +95,7 @@ def test_batches_grow_until_a_row_gets_no_cheaper():
 
 
 def test_two_service_times_must_lie_within_the_slo():
-    # t(b) = 5 + 0.5 b ms: 2 t(30) = 40 ms.
+    # Batch latency 5 + 0.5 b ms: twice that of 30 rows is 40 ms.
     advice = advise(GAINING, slo=0.0400001, limit=None)
     assert advice.max_batch == 30
     assert advice.rows_per_second == pytest.approx(1500)

@@ -5,14 +5,14 @@ from enum import StrEnum
 from carpool_operator.api.docstrings import attribute_texts
 
 
-class Told:
+class Described:
     one: int
     """First, ``code``
     in two lines."""
     none: int
 
 
-class ToldMore(Told):
+class Derived(Described):
     two: int = 2
     """Second."""
 
@@ -23,5 +23,5 @@ class Colour(StrEnum):
 
 
 def test_texts_under_attributes_are_read_with_those_of_the_bases():
-    assert attribute_texts(ToldMore) == {"one": "First, `code` in two lines.", "two": "Second."}
+    assert attribute_texts(Derived) == {"one": "First, `code` in two lines.", "two": "Second."}
     assert attribute_texts(Colour) == {"RED": "Like a rose."}

@@ -428,7 +428,7 @@ class OneDivision(RuleBasedStateMachine):
 
     @invariant()
     def one_division_leads(self):
-        # One that still has to look has not told anybody that it leads.
+        # A candidate that still has to look does not report yet that it leads.
         leading = {
             shard.count
             for number, shard in enumerate(self.shards)

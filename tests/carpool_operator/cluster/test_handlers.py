@@ -30,7 +30,7 @@ async def sync():
 
 @pytest.fixture
 async def running(api, sync):
-    """kopf at work: the fleet it tells."""
+    """Run kopf; gives the fleet that it reports to."""
     kube = api.kube()
     fleet = Fleet(asyncio.get_running_loop().time)
     task = asyncio.create_task(Kopf(kube, fleet, sync, [None], random=Quick()).run())

@@ -108,7 +108,7 @@ async def test_a_watch_that_ends_goes_on_where_it_was(api, seen):
 
 async def test_after_410_all_is_listed_again(api, seen):
     await settled(seen, lambda: seen.lists == 1)
-    api.muted.add("pods")  # what happens in the gap, nobody tells of
+    api.muted.add("pods")  # no event reports what happens in the gap
     api.remove(*POD, "first")
     api.put(*POD, pod("second"))
     api.muted.clear()

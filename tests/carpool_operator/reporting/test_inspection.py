@@ -156,7 +156,7 @@ async def test_where_no_pod_has_a_sidecar_nothing_leads_past_it(api, inspector):
 QUOTA = 'create Pod web-0 in StatefulSet web failed: pods "web-0" is forbidden: exceeded quota: team'
 
 
-def tell(api, reason, minute, kind="StatefulSet", name="web", message=QUOTA, field="lastTimestamp"):
+def put_event(api, reason, minute, kind="StatefulSet", name="web", message=QUOTA, field="lastTimestamp"):
     at = f"2026-11-21T12:{minute:02}:00Z"
     body = {
         "metadata": {"name": f"{kind}.{name}.{reason}.{minute}".lower()},
@@ -173,25 +173,25 @@ def of_kind(name="StatefulSet", replicas=2, **changes):
 
 
 async def test_what_an_event_says_of_refused_pods_is_told(api, inspector):
-    tell(api, "FailedCreate", 1)
-    tell(api, "FailedCreate", 1, name="web-2", message="of another")
+    put_event(api, "FailedCreate", 1)
+    put_event(api, "FailedCreate", 1, name="web-2", message="of another")
 
     assert await inspector.refused(of_kind(), [], 0.0) == QUOTA
 
 
 @pytest.mark.parametrize("field", ["lastTimestamp", "eventTime", "series"])
 async def test_the_last_event_counts_however_its_time_is_written(api, inspector, field):
-    tell(api, "FailedCreate", 5, message="before", field=field)
-    tell(api, "SuccessfulCreate", 7, message="made", field=field)
+    put_event(api, "FailedCreate", 5, message="before", field=field)
+    put_event(api, "SuccessfulCreate", 7, message="made", field=field)
     assert await inspector.refused(of_kind(), [], 0.0) == ""
 
-    tell(api, "FailedCreate", 9, message="again", field=field)
+    put_event(api, "FailedCreate", 9, message="again", field=field)
     assert await inspector.refused(of_kind(), [], AGAIN) == "again"
 
 
 async def test_events_of_other_things_say_nothing_of_pods(api, inspector):
-    tell(api, "RecreatingFailedPod", 9)
-    tell(api, "FailedCreate", 9, kind="DaemonSet")
+    put_event(api, "RecreatingFailedPod", 9)
+    put_event(api, "FailedCreate", 9, kind="DaemonSet")
 
     assert await inspector.refused(of_kind(), [], 0.0) == ""
 
@@ -206,8 +206,8 @@ async def test_events_of_other_things_say_nothing_of_pods(api, inspector):
     ],
 )
 async def test_each_kind_knows_who_makes_its_pods(api, inspector, kind, maker, name, reason):
-    tell(api, reason, 1, kind=maker, name=name)
-    tell(api, reason, 2, kind=maker, name="other", message="of another")
+    put_event(api, reason, 1, kind=maker, name=name)
+    put_event(api, reason, 2, kind=maker, name="other", message="of another")
 
     assert await inspector.refused(of_kind(kind), [], 0.0) == QUOTA
 
@@ -219,7 +219,7 @@ async def test_a_workload_that_says_it_itself_costs_no_look(api, inspector):
 
 async def test_events_are_listed_while_pods_lack_and_not_without_pause(api, inspector):
     both = [as_kept(RawPod, pod("web-1")), as_kept(RawPod, pod("web-2"))]
-    tell(api, "FailedCreate", 1)
+    put_event(api, "FailedCreate", 1)
     assert await inspector.refused(of_kind(), both, 0.0) == ""
     assert api.log == []
     for now in range(0, 60, 2):

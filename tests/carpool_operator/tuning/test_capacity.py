@@ -99,7 +99,7 @@ def test_scale_out_is_said_at_once_and_scale_in_after_the_window():
     fleet = Fleet()
     assert fleet.pass_by(20, 50, 50).replicas == 2
     assert fleet.pass_by(SPAN + 5, 200, 200).replicas == 5
-    # The load is gone; whoever scales in now, would scale out again after a short pause of the load.
+    # The load is gone. If this is a short pause of the load, scaling in now would mean scaling out again.
     assert fleet.pass_by(WINDOW - 20, 20, 20).replicas == 5
     assert fleet.pass_by(40, 20, 20).replicas == 1
 

@@ -16,7 +16,7 @@ CELLS = [(8, 10, 0.009)]
 
 
 class Fleet:
-    """Pods of which counters grow as they are told to."""
+    """Pods whose counters grow as a test says."""
 
     def __init__(self, pods=3):
         self.evidence = Evidence(str(RESNET))

@@ -145,7 +145,7 @@ def test_after_an_upgrade_the_modes_are_told_once_all_models_are_named():
 
 @pytest.mark.parametrize("modes", [{}, {"pass_through": NEVER}])
 def test_after_an_upgrade_recommend_is_told_at_once(modes):
-    """It ends no first calls; told Apply, sidecars would send requests of their own."""
+    """Recommend ends no first calls. If sidecars got Apply, they would send requests of their own."""
     world = upgraded(tuning=Tuning(mode=TuningMode.RECOMMEND), **modes)
     world.run(300, 60)
     world.restart_operator()
@@ -329,7 +329,7 @@ def test_hold_and_pause_keep_what_runs(paused):
 
 
 def late_on_canaries(world, share):
-    """What no forecast foretells: on whom the parameters are not those of all, so many requests come late."""
+    """Misses that no forecast has: a pod with other parameters than all has this share of late requests."""
     late = dict.fromkeys(range(len(world.pods)), 0)
     before = dict(late)
 

@@ -44,7 +44,7 @@ def test_years_go_by_and_no_call_fails():
     for hour in range(0, 24 * 365 * 2, 5):
         now = NOW + hour * 3600.0
         material = renewed(material, NAMES, now)
-        # Whoever has not seen the newest yet: API servers trust what was, replicas serve what was.
+        # API servers may still trust the previous bundle, and replicas may still serve the previous certificate.
         for bundle in (before, material):
             for pair in (before.current, material.current):
                 assert trusts(bundle, pair, now)

@@ -95,7 +95,7 @@ async def test_without_a_folder_it_makes_its_own(upkeep):
     look = Upkeep(injector, ServingContext(), cluster, NAMES, folder=None, wall=lambda: NOW)
     await look.look()
     assert injector.problem is None
-    # What can't be told apart from having none is no reason to stop serving.
+    # After this error there may or may not be a certificate. That is no reason to stop serving.
     cluster.answers["carpool_injector_cert"] = ApiError(500, "etcd is slow")
     await look.look()
     assert injector.problem is None

@@ -157,7 +157,7 @@ async def test_a_fault_of_ours_holds_nobody_up(caplog):
 async def test_what_is_no_review_is_refused(body):
     async with client(Injector(SETTINGS)) as (post, get):
         assert (await post(body))[0] == 400
-        # Whoever can reach it must not make it remember what they like.
+        # Clients must not be able to make it remember what they like.
         assert "carpool_injector_reviews_total{" not in (await get("/metrics"))[1]
 
 

@@ -1,4 +1,4 @@
-"""ONNX files on CUDA, as far as a machine without it can tell: what is said without it, sessions by size."""
+"""ONNX files on CUDA, tested on a machine without it: what is said without it, and sessions by size."""
 
 import numpy as np
 import onnx

@@ -215,7 +215,7 @@ async def test_a_deadline_that_cannot_be_read_says_nothing(world, line):
 
 
 async def test_a_body_of_which_there_is_no_room_for_the_parts_is_forwarded(world):
-    """8,000 rows are 16 kB, and half a megabyte once they are told apart."""
+    """8,000 rows are 16 kB, and half a megabyte once they are separated."""
     sidecar, client = await world.start(bodies={"maxRequest": "128Ki", "maxAnswer": "128Ki", "maxBuffered": "128Ki"})
     text = b",".join([b"1"] * 8000)
     answer = await client.predict(text)
@@ -354,7 +354,7 @@ async def test_requests_that_can_be_read_in_two_ways_or_in_none(beside, raw, req
 
 
 async def test_callers_that_stop_half_way_hold_no_more_than_is_allowed(world, beside, raw):
-    """Each stops one byte short; who finds no room is told so, and those who wait in the queue don't notice."""
+    """Each stops one byte short. A request without room gets an error that says so; queued requests don't notice."""
     async with beside(bodies={"maxRequest": "1Mi", "maxBuffered": "4Mi", "maxAnswer": "1Mi"}) as (sidecar, client):
         held_before = sidecar.data.buffered_bytes
         size = 1 << 20

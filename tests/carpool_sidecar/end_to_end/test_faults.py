@@ -346,7 +346,7 @@ async def test_a_model_whose_answers_are_often_no_json_is_sent_smaller_batches(w
         await first
         statuses += [(await one).status for one in asked]
     assert set(statuses) == {200}
-    # Each is answered, and what is sent twice ends by itself: the last of them went one by one, but for a try.
+    # Each is answered, and the repeats end by themselves: the last calls had one row each, but for a trial or so.
     assert sum(len(call.rows) for call in world.model.received[-60:]) < 1.5 * 60
 
 

@@ -180,7 +180,7 @@ async def test_the_level_of_the_log_follows_the_file(world, configured, caplog):
 
 
 async def test_a_drain_answers_everybody_who_is_in(world):
-    """Riding, waiting, still uploading, pipelined, forwarded: all get their answers, then the port is closed."""
+    """In a batch, waiting, still uploading, pipelined, forwarded: all get their answers, then the port is closed."""
     sidecar, client = await world.start(shutdown={"lame": "0s", "limit": "20s"})
     first = await world.occupy(client)
     waiting = await world.queue(sidecar, lambda: client.predict(b"1"), lambda: client.predict(b"2"))

@@ -1,4 +1,4 @@
-"""Who may read, change and drain a sidecar as a pod has it: its admin port on every address, its parameters signed."""
+"""The rights to read, change and drain a sidecar in a pod: admin port on every address, signed parameters."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Call:
 
 
 class Engine:
-    """The engine: what it was asked, and by whom it was left."""
+    """The engine: its calls, and how many clients left."""
 
     def __init__(self, world) -> None:
         self.calls: list[Call] = []

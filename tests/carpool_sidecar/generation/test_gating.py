@@ -17,7 +17,7 @@ def policy(slo=TARGETS, **generation):
 
 
 async def queue(chat, *readers):
-    """Send requests of which each is queued before the next is sent; returns them."""
+    """Send requests, and wait after each until it is queued; returns them."""
     sent = []
     for ask in readers:
         before = chat.sidecar.streams.gatekeeper.queued

@@ -1,6 +1,6 @@
 """What real engines answered, played through a sidecar: bytes pass as they came, and are read right.
 
-`recorded/ENGINE/README.md` says of which version; `make record-engines` records them again.
+`recorded/ENGINE/README.md` names the version; `make record-engines` records the answers again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In-memory transports, a hand-set clock, and an application and a receiver that write down what they are told."""
+"""In-memory transports, a hand-set clock, and an application and a receiver that write down their events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
 
 
 class Clock:
-    """Time that moves when told to."""
+    """Time that only a test moves."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -109,7 +109,7 @@ class MemoryTransport(asyncio.Transport):
 
 
 class App:
-    """An application that answers with the body it got, unless told otherwise, and writes down what it is told."""
+    """An application that answers with the body it got, if ``answers``, and writes down its events."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []

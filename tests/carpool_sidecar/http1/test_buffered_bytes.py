@@ -17,7 +17,7 @@ CHUNKED = b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 @pytest.fixture
 async def site(kit):
-    """A server with room for 100 bytes, whose application answers when told to."""
+    """A server with room for 100 bytes, whose application only answers when a test makes it."""
     site = kit.Site(max_buffered_bytes=100, max_body_bytes=80)
     site.app.answers = False
     return site

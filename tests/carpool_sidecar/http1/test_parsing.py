@@ -86,7 +86,7 @@ def test_keep_alive(head, keep_alive):
         (b"X: a\0\r\n", 400),
         (b"X: a\x01\r\n", 400),
         (b"X: a\x7f\r\n", 400),
-        # Who is meant
+        # The host, and what the client expects
         (b"Host: h\r\n", 400),
         (b"Host: other\r\n", 400),
         (b"Expect: 200-ok\r\n", 417),

@@ -22,7 +22,7 @@ MOST = 16
 
 
 class World:
-    """A device of t(b) = 5 + 0.5 b ms behind a Batcher; people by a Poisson process, jobs without end."""
+    """A device with batch latency 5 + 0.5 b ms behind a Batcher; interactive requests (Poisson), and endless jobs."""
 
     def __init__(self, rate, seed, *, jobs, slo=SLO, largest=MOST):
         self.random, self.jobs, self.rate, self.slo = Random(seed), jobs, rate, slo

@@ -399,7 +399,7 @@ ROWS = st.sampled_from(
 
 
 @st.composite
-def crowd(draw):
+def grouping(draw):
     """Requests of one kind of row, and a way to cut all their rows, in order, into batches."""
     rows = draw(ROWS)
     requests = draw(st.lists(st.lists(rows, min_size=1, max_size=5), min_size=1, max_size=6))
@@ -407,9 +407,9 @@ def crowd(draw):
     return requests, sizes
 
 
-@given(crowd())
-def test_any_grouping_and_any_split_gives_every_caller_its_own_rows(crowd):
-    requests, sizes = crowd
+@given(grouping())
+def test_any_grouping_and_any_split_gives_every_caller_its_own_rows(grouping):
+    requests, sizes = grouping
     parsed = [parse(of_rows(",".join(rows))) for rows in requests]
     groups = {}
     for index, one in enumerate(parsed):

@@ -204,7 +204,7 @@ SHARED = {"name": "x", "shape": [2**63 - 1], "datatype": "FP32", "parameters": {
     "claim", [tensor(shape=(2**63 - 1, 0), data=[]), tensor(shape=(2**63 - 1, 0), data=[[]]), SHARED]
 )
 def test_rows_that_did_not_come_are_not_counted(claim):
-    # Three such requests would overflow what is told to the tuner, and one would pay for any search for culprits.
+    # Three such requests would overflow the tuner's counters, and one would allow any number of repeats in a bisection.
     parsed = parse({"inputs": [claim]})
     assert (parsed.rows, parsed.tokens) == (1, 1)
     parsed = parse({"inputs": [tensor("y", shape=(3, 2)), claim]})

@@ -101,10 +101,10 @@ def test_utilization_is_of_the_last_seconds_and_says_what_batching_would_leave_o
 
 
 def test_a_server_that_computes_several_batches_at_once_is_busy_by_their_share():
-    # Eight seconds with a batch in flight, in which four executors each had two seconds of work.
+    # Eight seconds with a batch in flight. At server concurrency 4 that is two seconds of work for each of the four.
     looks = stats(0.0, 0.0, m=0), stats(10.0, 8.0, work={"m": 8.0}, m=100)
     assert watched(*looks).now({}, {"m": 4}).utilization == pytest.approx(0.2)
-    # Two in flight on one executor queue at the server: the wall time counts.
+    # At server concurrency 1, two in flight queue at the server: the wall time counts.
     queued = stats(0.0, 0.0, m=0), stats(10.0, 8.0, work={"m": 16.0}, m=100)
     assert watched(*queued).now({}, {"m": 1}).utilization == pytest.approx(0.8)
 

@@ -19,7 +19,7 @@ DEVICE = Device(times=linear(0.005, 0.0005))
 
 
 def feed(probation, seconds, rate=200, missing=0.0, *, seed=1, failed=0):
-    """Observe a load of which a fraction misses; return the verdicts, each with the requests that came before it."""
+    """Observe a load, and let a fraction miss; return the verdicts, each with the number of requests before it."""
     rng = Random(seed)
     verdicts = []
     each = round(rate / 2)
@@ -224,7 +224,7 @@ def test_a_good_configuration_is_never_taken_back(seed):
 
 
 def test_a_surge_after_a_change_is_not_held_against_it():
-    # From 600 to 2,400 requests/s two seconds after the change, for 20 s: nothing keeps the SLO at that.
+    # From 600 to 2,400 requests/s two seconds after the change, for 20 s: no parameters meet the SLO at that.
     _, verdicts, probation = play(600, [(20.0, OTHER, 2)], rates=[(22.0, 42.0, 1800)])
     assert verdicts == []
     assert probation.parameters == OTHER

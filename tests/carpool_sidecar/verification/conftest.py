@@ -149,7 +149,7 @@ def same(one, other):
     return True
 
 
-class Told(NamedTuple):
+class Answered(NamedTuple):
     """One request: its rows, its answer, and the rows of the batch that it was answered in."""
 
     rows: Any
@@ -200,7 +200,7 @@ def load():
                 target, body, headers = ASK[protocol](x)
                 answer = await client.send(b"POST", target, body, [*headers, DEBUG])
                 batch = answer.header(b"x-carpool-batch-size")
-                told.append(Told(x, answer, int(batch) if batch else 0))
+                told.append(Answered(x, answer, int(batch) if batch else 0))
 
         async with asyncio.TaskGroup() as tasks:
             for number in range(callers):

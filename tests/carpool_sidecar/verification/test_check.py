@@ -38,7 +38,7 @@ def parsed(rows, headers=()):
 
 
 def sample(rows, answers=None, headers=(), size=100):
-    """A request of rows, and what they were answered with: themselves, unless told."""
+    """A request of rows and its answers: the rows themselves, unless ``answers`` are given."""
     request = parsed(rows, headers)
     body = json.dumps({"predictions": rows if answers is None else answers}).encode()
     (piece,) = V1.split([Portion(request, 0, request.rows)], [], body)

@@ -119,7 +119,7 @@ def content(answer):
     return json.loads(answer.body[:at]), answer.body[at:]
 
 
-class Told:
+class Compared:
     """An answer, and the one that a model server gives to the same bytes without a sidecar."""
 
     def __init__(self, answer, alone) -> None:
@@ -174,7 +174,7 @@ def encoded(world):
                     tasks.create_task(caller(number))
             await world.until(lambda: sidecar.batcher.idle)
             return [
-                Told(answer, await direct.send(b"POST", target, body, headers))
+                Compared(answer, await direct.send(b"POST", target, body, headers))
                 for answer, (target, body, headers) in told
             ]
 

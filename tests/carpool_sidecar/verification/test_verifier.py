@@ -44,7 +44,7 @@ def rows_of(received):
 
 
 async def asked(sidecar, client, load, **fields):
-    """One caller's requests, one after the other: as many as it takes to begin a trial, unless told."""
+    """One caller's requests, one after the other: by default as many as it takes to begin a trial."""
     told = await load(client, "v1", callers=1, **{"requests": LONE, "draw": singles, **fields})
     assert {one.answer.status for one in told} == {200}
     return told

@@ -107,14 +107,14 @@ async def chat(request):
     return answer
 
 
-async def told(_):
+async def counts(_):
     return web.json_response(seen | {"left": left[0]})
 
 
 async def main():
     app = web.Application()
     app.router.add_post("/v1/chat/completions", chat)
-    app.router.add_get("/seen", told)
+    app.router.add_get("/seen", counts)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def _serve(cluster: Cluster, command: list[str], *, chart: bool) -> int:
-    """Start all and give it to whoever asked."""
+    """Start all, and run a command or a shell in it."""
     _say("starting ...")
     cluster.start()
     cluster.enter()

@@ -228,7 +228,7 @@ class Api:
         self.until(kind, namespace, lambda found: not found, name=name, labels=labels, timeout=timeout)
 
     def until_served(self, crd: str, *, timeout: float = PATIENCE) -> None:
-        """Wait until the server serves a CustomResourceDefinition's kind, and says so to whoever asks what it serves.
+        """Wait until the server serves a CustomResourceDefinition's kind, and lists it among what it serves.
 
         Both come a moment after its condition.
         """

@@ -110,7 +110,7 @@ class Client:
     async def follow(self, path: str, **selectors: str) -> AsyncIterator[tuple[str, Object]]:
         """Follow a collection for ever: yield (ADDED, MODIFIED or DELETED, object), and ("SYNCED", {}) after each list.
 
-        What went while the watch was broken is found by the next list and told as DELETED.
+        If an object went while the watch was broken, the next list shows it, and it is yielded as DELETED.
         """
         known: dict[str, Object] = {}
         version = ""

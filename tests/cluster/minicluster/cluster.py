@@ -95,7 +95,7 @@ class Cluster:
         return Api.of(self.kubeconfig)
 
     def kubeconfig_of(self, token: str, *, server: str = "", namespace: str = "default") -> Path:
-        """Write a kubeconfig for whoever holds a token, of the API server or of what stands at ``server`` before it."""
+        """Write a kubeconfig with a token, for the API server or for what stands at ``server`` before it."""
         with tempfile.NamedTemporaryFile("w", dir=self.folder, prefix="kubeconfig-", delete=False) as file:
             file.write(kubeconfig(server or SERVER, token, self.folder / "ca.crt", namespace))
         return Path(file.name)

@@ -169,7 +169,7 @@ class ControlPlane:
 
 
 def kubeconfig(server: str, token: str, authority: Path, namespace: str = "default") -> str:
-    """Return a kubeconfig (as JSON, which is YAML) for whoever holds the token."""
+    """Return a kubeconfig (as JSON, which is YAML) with the token."""
     return json.dumps(
         {
             "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""What a container is told: its environment, its command, the fields of its pod. Pure."""
+"""What a container gets: its environment, its command, the fields of its pod. Pure."""
 
 from __future__ import annotations
 

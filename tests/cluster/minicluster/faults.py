@@ -122,7 +122,7 @@ class FaultProxy:
         return len(self._watches)
 
     def kubeconfig(self, token: str, namespace: str = "default") -> Path:
-        """Write a kubeconfig that leads here, for whoever holds the token."""
+        """Write a kubeconfig that leads here, with the token."""
         host, port = self.address
         return self._cluster.kubeconfig_of(token, server=f"https://{host}:{port}", namespace=namespace)
 
@@ -161,11 +161,11 @@ class FaultProxy:
         return self._add(self._faults, fault)
 
     def drop_events(self, *, path: str = "", times: float = 1, after: int = 0) -> Fault:
-        """Let watch events disappear: their client is told later ones, and none of these."""
+        """Let watch events disappear: their client gets later ones, and none of these."""
         return self._add(self._dropped, Fault(".*", path, times, after))
 
     def repeat_events(self, *, path: str = "", times: float = 1, after: int = 0) -> Fault:
-        """Tell watch events twice."""
+        """Send watch events twice."""
         return self._add(self._repeated, Fault(".*", path, times, after))
 
     def cut_watches(self) -> None:
@@ -243,13 +243,13 @@ class FaultProxy:
             told = web.StreamResponse(status=answer.status, headers=passed)
             await told.prepare(request)
             if watch and answer.status == 200 and "json" in answer.content_type:
-                await self._tell(asked, answer, told)
+                await self._pass_on(asked, answer, told)
             else:
                 async for chunk in answer.content.iter_any():
                     await told.write(chunk)
             return told
 
-    async def _tell(self, asked: Request, answer: aiohttp.ClientResponse, told: web.StreamResponse) -> None:
+    async def _pass_on(self, asked: Request, answer: aiohttp.ClientResponse, told: web.StreamResponse) -> None:
         """Pass a watch on, event by event, until it is cut."""
         task = asyncio.ensure_future(self._events(asked, answer, told))
         self._watches.add(task)

@@ -21,7 +21,7 @@ from minicluster.node import Node
 
 
 def _end_with_parent(folder: Path) -> None:
-    """End when standard input does: whoever started us is gone, perhaps killed. A thread waits for no loop."""
+    """End when standard input does: the parent process is gone, perhaps killed. A thread waits for no loop."""
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)

@@ -38,7 +38,7 @@ KNOWN = {
 
 
 def write(folder: Path, images: dict[str, Image]) -> None:
-    """Tell a running node of images beside those that it knows."""
+    """Let a running node know images beside those that it knows already."""
     file = folder / "images.json"
     fresh = file.with_suffix(".tmp")
     fresh.write_text(json.dumps(images))

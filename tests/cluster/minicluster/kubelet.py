@@ -22,7 +22,7 @@ LOOK = 0.1
 
 
 async def serve(folder: Path, find: Callable[[str, str], PodRunner | None]) -> None:
-    """Serve for ever, to whom the cluster's authority has given a certificate."""
+    """Serve for ever, to clients with a certificate of the cluster's authority."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=folder / "ca.crt")
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_cert_chain(folder / "kubelet.crt", folder / "kubelet.key")

@@ -96,7 +96,7 @@ def _make_root(scratch: str) -> tuple[str, list[str]]:
         else:
             os.makedirs(root + place, exist_ok=True)
             try:
-                # One for each folder: an overlay of the whole root is refused to whoever is root in a user namespace.
+                # One for each folder: root in a user namespace may not mount an overlay of the whole root.
                 _overlay(place, f"{scratch}/{number}", root + place)
                 open_places.append(place)
             except OSError:  # what lies there cannot be below an overlay

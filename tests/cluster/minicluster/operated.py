@@ -31,8 +31,9 @@ LEADER = "carpool-operator"
 
 
 ADMITS = {"shedAt": "Deadline"}
-"""Admission that refuses nobody for the p99. A model on a machine that pauses is slow at times, and who would be late
-then is refused by default, as told: tests in virtual time are about that, those that let no request fail are not."""
+"""Admission that refuses no request for the p99. A model on a machine that pauses is slow at times, and by default
+requests that would be late are refused then. Tests in virtual time are about that; tests in which no request may fail
+are not."""
 
 
 class Finding(NamedTuple):

@@ -1,4 +1,4 @@
-"""One pod on this node, from its network to its end: who starts when, who is started again, who stops before whom."""
+"""One pod on this node, from its network to its end: in which order its containers start, start again and stop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("node.pod")
 
 # Kubernetes waits 10 s doubled up to 300 s; tests have less time.
 BACK_OFF, BACK_OFF_MOST = 1.0, 60.0
-# Whoever is to stop gets this long at least, whatever its hook took.
+# A container that is to stop gets this long at least, however long its hook took.
 LEAST_GRACE = 2.0
 
 
@@ -72,8 +72,8 @@ class PodRunner:
         self._volumes = Volumes(pod, self._folder / "volumes", place.client, place.sources)
         self._network: PodNetwork | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._dirty = asyncio.Event()  # the status has to be told
-        self._changed = asyncio.Event()  # a ConfigMap or Secret is another
+        self._dirty = asyncio.Event()  # the status has to be written
+        self._changed = asyncio.Event()  # a ConfigMap or Secret changed
         self._deleted = asyncio.Event()
         self._gone = asyncio.Event()
         self._stopping = False
@@ -110,7 +110,7 @@ class PodRunner:
         return None
 
     async def run(self) -> None:
-        """Run it until it is deleted, and tell the API server when nothing of it is left. Not to be cancelled."""
+        """Run it until it is deleted, and report to the API server when nothing is left. Not to be cancelled."""
         await _first(self._spawn(self._run()), self._spawn(_wait(self._gone)))
         await self._clean_up()
 
@@ -341,7 +341,7 @@ class PodRunner:
             await asyncio.wait({unit.task})
 
     async def _finish(self) -> None:
-        """Tell the API server how it ended, and that nothing of it is left."""
+        """Report to the API server how it ended, and that nothing of it is left."""
         for method, path, body in (
             ("PATCH", f"{self._path}/status", {"metadata": {"uid": self._uid}, "status": self._status()}),
             ("DELETE", self._path, {"gracePeriodSeconds": 0, "preconditions": {"uid": self._uid}}),
@@ -364,7 +364,7 @@ class PodRunner:
     # What it says
 
     async def _write_status(self) -> None:
-        """Tell the API server the status whenever it is another."""
+        """Write the status to the API server whenever it changes."""
         told: Object = {}
         while True:
             await self._dirty.wait()

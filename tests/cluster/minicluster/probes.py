@@ -25,7 +25,7 @@ class Actions:
         self._session = session
 
     async def act(self, action: Object, seconds: float) -> str:
-        """Do what a probe or hook says, within a time; return what is wrong, empty when nothing is."""
+        """Do what a kubelet's probe or hook says, within a time; return what is wrong, empty when nothing is."""
         try:
             async with asyncio.timeout(seconds):
                 if one := action.get("httpGet"):

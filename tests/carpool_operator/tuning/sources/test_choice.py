@@ -67,7 +67,7 @@ async def test_one_that_is_gone_is_forgotten(sources, sidecar):
 
 
 class Prometheus:
-    """Answers that it has nothing, to whoever shows the token."""
+    """Answers that it has nothing, if the request has the token."""
 
     def __init__(self):
         self.asked = []

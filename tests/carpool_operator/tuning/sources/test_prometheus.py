@@ -304,7 +304,7 @@ async def test_nobody_there(session, url, why):
     assert text.endswith("check spec.metrics.prometheus.url")
 
 
-# Who asks, and whom
+# Credentials, and the server's certificate
 
 
 def settings(**fields):
@@ -412,7 +412,7 @@ async def test_its_certificate_is_checked(serve, session, stored, authority, tls
     assert told in reading.error
     if told:
         assert "set spec.metrics.prometheus.tls" in reading.error
-        assert not fake.asked  # who we are is not shown to whom is not trusted
+        assert not fake.asked  # a server that is not trusted gets no credentials
 
 
 @pytest.mark.parametrize(

@@ -143,13 +143,13 @@ def test_newest_scrape_counts(stored):
 
 
 def test_a_reset_is_left_to_whoever_differences(stored):
-    """The process began anew: what is counted since the reset is what is left, as with sidecars."""
+    """The process began anew: only the counts since the reset are left, as with sidecars."""
     before = read_one(stored.matrix({5000.0: stored.scrape()}))
     again = stored.scrape({"m": stored.model_stats(arrivals=4, served=4, hits=4, misses={}, cells=[])}, started=5010.0)
     after = read_one(stored.matrix({5000.0: stored.scrape(), 5015.0: again}))
     since = after.stats.since(before.stats)
     assert (since.models["m"].arrivals, since.models["m"].served) == (4, 4)
-    assert after.uptime_seconds < after.stats.at - before.stats.at  # and it can be told
+    assert after.uptime_seconds < after.stats.at - before.stats.at  # which shows the reset
 
 
 @pytest.mark.parametrize(

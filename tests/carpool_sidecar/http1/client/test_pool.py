@@ -34,7 +34,7 @@ def answering(answer: bytes, *, close: bool = False):
 
 @pytest.fixture
 def ask(pool, kit):
-    """Send a request and wait for its end; return what the receiver was told."""
+    """Send a request and wait for its end; return the receiver's events."""
 
     async def ask(head=GET, body=b"", *, stream=False, **options):
         receiver = kit.Receiver()

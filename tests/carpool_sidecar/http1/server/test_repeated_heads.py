@@ -1,4 +1,4 @@
-"""A connection keeps the last head that it read. Nobody may be able to tell, from either side."""
+"""A connection keeps the last head that it read. Neither side may see a difference."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_one_connection_reads_as_many_do(kit, asked, cuts):
         wire = together.connect()
         wire.feed(*pieces)
         assert seen(together.app.exchanges) == seen(alone.app.exchanges)
-        # Who expects 100 Continue is told so only where it has to wait for it, which is up to the cuts.
+        # A client that expects 100 Continue gets it only if it has to wait. That depends on the cuts.
         assert wire.written.replace(CONTINUE, b"") == b"".join(answers)
         assert not wire.closing
 

@@ -1,7 +1,8 @@
-"""Carpool with true values given, where it misses a goal: shows whether learning is the cause.
+"""Carpool with true values, in scenarios where it misses a goal: shows whether learning is the cause.
 
-Told t(b), it is told what every rival is. Told the load as well, it knows what the oracle does, but for how the load
-spreads: what it falls short of then is its rule's, or the luck of the one stretch that was measured.
+With the true batch latencies, Carpool knows what every rival knows. With the true load as well, it knows what the
+oracle knows, except for how arrivals spread. If it still misses the goal, the cause is its rule, or chance in the one
+stretch that was measured.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def maker(course: Sequence[Stretch], name: str) -> Maker:
 
 
 class Times(LatencyLearner):
-    """t(b) and the executors as they are, on every stretch of a course. Which lengths come how often is counted."""
+    """The true batch latencies and server concurrency on every stretch of a course. Shares of lengths are counted."""
 
     def __init__(self, known: Knowledge, course: Sequence[Stretch]) -> None:
-        """Be told them; the course begins at 0 s."""
+        """Take the true values from ``known``; the course begins at 0 s."""
         super().__init__()
         curves: dict[int | None, ServiceTime] = {None: known.service, **known.buckets}
-        # Nor is there anything to hope for with more in flight than are computed at once.
+        # More in flight than are computed at once count as measured, so nothing is expected of them.
         self._true = {
             bucket: replace(curve, executors=known.executors, largest_in_flight=known.executors + 1)
             for bucket, curve in curves.items()
@@ -45,7 +46,7 @@ class Times(LatencyLearner):
         self._curves = self._true
 
     def observe(self, now: float, samples: Iterable[Sample]) -> float:
-        """Count; return by how much the device takes longer than at the last call."""
+        """Count samples; return how many times as long the device takes as at the last call."""
         before, after = self._device.at.device, self._device.go(now).device
         if after != before:
             self._curves = {bucket: curve.scaled(after) for bucket, curve in self._true.items()}
@@ -58,10 +59,10 @@ class Times(LatencyLearner):
 
 
 class Rates(Load):
-    """The rate as it is, on every stretch of a course; how arrivals spread is learned."""
+    """The true rate on every stretch of a course; how arrivals spread is learned."""
 
     def __init__(self, course: Sequence[Stretch], replicas: int) -> None:
-        """Be told it, of all ``replicas`` together; the course begins at 0 s."""
+        """Take the rates of the course, for all ``replicas`` together; the course begins at 0 s."""
         super().__init__()
         self._course = _Course(course)
         self._replicas = replicas
@@ -74,20 +75,20 @@ class Rates(Load):
         return self._course.at.rate / self._replicas if self._seen.process is not None else 0.0
 
     def observe(self, seconds: float, arrivals: int, squared: int, windows: int, rows: int, replicas: int = 1) -> bool:
-        """Add what was counted, as ``Load`` does; return whether the load is another."""
+        """Add what was counted, as ``Load`` does; return whether the load changed."""
         before = self.process
         self._now += seconds / replicas
         self._seen.tolerance = self.tolerance
         self._seen.observe(seconds, arrivals, squared, windows, rows, replicas)
         self._course.go(self._now)
-        # What was seen, at the rate as it is.
+        # The spread that was observed, at the true rate.
         self.process = at_rate(self._seen.process, self.rate) if self._seen.process is not None else None
         self.rows = self._seen.rows
         return self.process != before
 
 
 class _Course:
-    """Where on a course one is."""
+    """The present stretch of a course."""
 
     def __init__(self, course: Sequence[Stretch]) -> None:
         self._left = list(course)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from proof import experiments, measures, rows, told
+from proof import experiments, measures, rows, true_values
 from proof.world import Stretch, knowledge
 from tiny_world import SCENARIO, SEED, small  # noqa: F401 - a fixture
 
@@ -12,11 +12,11 @@ COURSE = (Stretch(10.0, 100.0), Stretch(10.0, 300.0, device=2.0), Stretch(10.0, 
 
 
 def test_who_is_told_the_device_knows_it_before_any_batch_and_through_its_changes():
-    times = told.Times(knowledge(SCENARIO), COURSE)
+    times = true_values.Times(knowledge(SCENARIO), COURSE)
     true = SCENARIO.service()
     assert [times.estimate().time(rows) for rows in (1, 64)] == [true.time(1), true.time(64)]
     assert times.estimate().executors_for(8) == SCENARIO.executors
-    slow = [Sample(0, 8, 1, 0, 5, 5.0, 5.0)]  # a second each, whatever is told
+    slow = [Sample(0, 8, 1, 0, 5, 5.0, 5.0)]  # a second each, which the true values overrule
     assert times.observe(9.5, slow) == 1.0
     assert times.estimate().time(8) == true.time(8)
     assert times.observe(10.0, slow) == 2.0
@@ -26,7 +26,7 @@ def test_who_is_told_the_device_knows_it_before_any_batch_and_through_its_change
 
 
 def test_who_is_told_the_rate_knows_it_at_once_and_learns_how_it_spreads():
-    rates = told.Rates(COURSE, replicas=2)
+    rates = true_values.Rates(COURSE, replicas=2)
     assert rates.process is None
     # Ten windows of both replicas in each second of theirs, of 1 and 9 requests in turn.
     for _ in range(18):
