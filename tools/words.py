@@ -26,6 +26,7 @@ PAGES = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "docs/*.md",
+    "docs/decisions/*.md",
     "examples/*.md",
     "CHANGELOG.md",
     "charts/**/NOTES.txt",
