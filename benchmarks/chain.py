@@ -17,7 +17,7 @@ import math
 from operator import mul, sub
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.forecasting.queueing import Forecast
+from carpool.forecasting.forecast import Forecast
 from carpool.policy.spec import PERCENTILES
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import msgspec
 from evidence import Machine, commit, machine, today
 from msgspec import Struct
 
-from carpool.forecasting.queueing import Load, forecast
+from carpool.forecasting.forecast import Load, forecast
 from carpool.learning import arrivals
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration

@@ -32,10 +32,10 @@ from carpool.simulation.outcome import Setting
 from carpool.simulation.simulator import Simulation
 from carpool.tuning.tuner import INTERVAL, Tuner
 from carpool_cli.planning import assumptions
+from carpool_sidecar.axis_verification.check import TRIAL_ROWS, TRIALS
+from carpool_sidecar.axis_verification.record import FREE_ROWS, SHARE
 from carpool_sidecar.tuning.messages import Decided, Measured, Observations, Observed
 from carpool_sidecar.tuning.tuner_process import Tuners
-from carpool_sidecar.verification.check import TRIAL_ROWS, TRIALS
-from carpool_sidecar.verification.record import FREE_ROWS, SHARE
 
 if TYPE_CHECKING:
     from carpool.batching.requests import Action, Batch, Fault

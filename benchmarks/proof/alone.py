@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from carpool.batching.counters import ModelStats, Stats
-    from carpool.forecasting.queueing import Forecast as QueueForecast
+    from carpool.forecasting.forecast import Forecast as QueueForecast
     from proof.ourselves import Carpool
     from proof.scenario import Scenario
     from proof.world import Knowledge, Maker

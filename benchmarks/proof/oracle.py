@@ -28,7 +28,7 @@ from evidence import Machine, commit, machine, today
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.queueing import Load, forecast, glance
+from carpool.forecasting.forecast import Load, forecast, glance
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
 from carpool.simulation.outcome import Setting

@@ -27,8 +27,8 @@ from carpool_operator.reporting.conditions import (
 )
 from carpool_operator.reporting.decisions import Reporter, timestamp
 from carpool_operator.tuning.assignment import targets_of
-from carpool_operator.tuning.capacity import autoscaler_of, for_autoscaler
 from carpool_operator.tuning.steering import Steering
+from carpool_operator.tuning.target_load import autoscaler_of, for_autoscaler
 
 if TYPE_CHECKING:
     from carpool.exchange.change import Change

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from carpool_operator.api.model import View
 from carpool_operator.api.spec import API_VERSION, KIND, PLURAL, MetricsSource
+from carpool_operator.cluster.annotated_policies import AnnotatedPolicies, drop, keep
 from carpool_operator.cluster.autoscalers import followed
 from carpool_operator.cluster.fleet import KINDS, POLICIES
 from carpool_operator.cluster.kube import MERGE, ApiError, path_of
 from carpool_operator.cluster.merging import difference, without_nulls
-from carpool_operator.cluster.owned import Owned, drop, keep
 from carpool_operator.cluster.writing import NotLeading
 from carpool_operator.delivery.publishing import Published, config_map
 from carpool_operator.reporting.conditions import asks
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from carpool.exchange.change import Change
     from carpool.generation.observed import Counters
     from carpool_operator.api.model import Document, Event, Missed, Outcome, Pod, Policy, Target, Workload
+    from carpool_operator.cluster.annotated_policies import Keep
     from carpool_operator.cluster.autoscalers import Autoscaler
     from carpool_operator.cluster.fleet import Fleet
     from carpool_operator.cluster.objects import RawPolicy
-    from carpool_operator.cluster.owned import Keep
     from carpool_operator.cluster.writing import Backoff, Writer
     from carpool_operator.controller import Controller
     from carpool_operator.delivery.publishing import ConfigMaps, Pusher
@@ -140,7 +140,7 @@ class Loop:
         self._left_out = self._hurried = False
         """Whether the pass had no time for some policies, and whether the pass before had none."""
         self._p = parts
-        self._owned = Owned(parts.defaults)
+        self._owned = AnnotatedPolicies(parts.defaults)
         self._held: dict[Key, _Held] = {}
         self._busy: dict[Hashable, asyncio.Task[None]] = {}
         self._signed: dict[Target, tuple[Change, str, str, str]] = {}

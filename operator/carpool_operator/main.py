@@ -13,10 +13,10 @@ from importlib.metadata import version
 
 from carpool.policy.durations import Duration
 from carpool_operator.api import annotations as names
+from carpool_operator.assembly import Settings, run
 from carpool_operator.cluster.kube import ConfigException, connect
 from carpool_operator.cluster.sharding import Shard
 from carpool_operator.logs import LEVELS, set_up
-from carpool_operator.process import Settings, run
 
 OK, FAILED, NO_CLUSTER = 0, 1, 2
 """Exit codes: stopped by a signal; a part failed for good; the cluster's address or a port is not available."""

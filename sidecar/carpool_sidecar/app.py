@@ -17,8 +17,8 @@ from carpool_sidecar.protocols.common import Endpoint
 if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend
     from carpool_sidecar.dispatch.driver import Driver
+    from carpool_sidecar.generation.engine_streams import Streams
     from carpool_sidecar.generation.requests import Endpoint as Generative
-    from carpool_sidecar.generation.streams import Streams
     from carpool_sidecar.http1.parsing import HttpError
     from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.jobs.api.app import JobsApp

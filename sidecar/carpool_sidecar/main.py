@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from carpool.policy.plain import PolicyError
-from carpool_sidecar.admin.signing import Authority
-from carpool_sidecar.config import itself
+from carpool_sidecar.admin.signatures import Authority
+from carpool_sidecar.config import own_address
 from carpool_sidecar.config.descriptors import raise_limit
 from carpool_sidecar.config.settings import SidecarConfig, is_address, parse, parse_injected
 from carpool_sidecar.logs import set_up
@@ -165,7 +165,7 @@ def check(config: SidecarConfig, *, listen: str | None = None, admin: str | None
     """
     config.validate_waits()
     _key(config)
-    itself.refuse(config.upstream, listen or config.listen, admin or config.admin)
+    own_address.refuse(config.upstream, listen or config.listen, admin or config.admin)
     if config.public_key is not None:
         Authority(config.public_key, config.target)
 

@@ -13,9 +13,9 @@ from urllib.parse import quote
 import msgspec
 
 from carpool.policy.spec import Axis as AxisChoice
+from carpool_sidecar.axis_verification.record import REFUTED, Record
 from carpool_sidecar.protocols.models import Axis, axis_from_config, axis_from_metadata
 from carpool_sidecar.protocols.padding import Sequence as SequenceAxis
-from carpool_sidecar.verification.record import REFUTED, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

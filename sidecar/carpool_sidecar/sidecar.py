@@ -17,16 +17,16 @@ from carpool.policy.plain import PolicyError
 from carpool_sidecar.admin.app import LOOPBACK, AdminApp
 from carpool_sidecar.admin.changes import Changes
 from carpool_sidecar.admin.health import INTERVAL, Health
-from carpool_sidecar.admin.signing import Authority
+from carpool_sidecar.admin.signatures import Authority
 from carpool_sidecar.app import DataApp
 from carpool_sidecar.backends.upstream import UpstreamBackend
-from carpool_sidecar.config import itself
+from carpool_sidecar.config import own_address
 from carpool_sidecar.config.descriptors import ADMIN_CONNECTIONS, open_files, share
 from carpool_sidecar.config.settings import EVERY_MODEL, address_of
 from carpool_sidecar.config.watching import ConfigFile, watch
 from carpool_sidecar.dispatch.driver import Driver
 from carpool_sidecar.generation.engine_metrics import EngineMetrics
-from carpool_sidecar.generation.streams import Streams
+from carpool_sidecar.generation.engine_streams import Streams
 from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.memory import Budget
 from carpool_sidecar.http1.server.server import Server
@@ -76,7 +76,7 @@ class Sidecar:
         self.config = config
         self._started_with = config
         self.clock = monotonic
-        itself.refuse(config.upstream, listen or config.listen, admin or config.admin)
+        own_address.refuse(config.upstream, listen or config.listen, admin or config.admin)
         self._listen = address_of(listen or config.listen)
         self._admin = address_of(admin or config.admin)
         self.log = logging.getLogger("carpool")

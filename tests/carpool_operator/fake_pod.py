@@ -8,7 +8,7 @@ from aiohttp import web
 from carpool.batching.counters import Stats
 from carpool.exchange.report import Lane, Queue, Report, encode
 from carpool.policy.parameters import Parameters
-from carpool_sidecar.admin.signing import Authority, Refused
+from carpool_sidecar.admin.signatures import Authority, Refused
 
 WALL = 1_800_000_000.0
 

@@ -10,12 +10,12 @@ import pytest
 from fake_pod import FakePod
 from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
 
+from carpool_operator.assembly import STUCK, Operator, Settings
 from carpool_operator.cluster import objects
 from carpool_operator.cluster.fleet import WATCHED
 from carpool_operator.cluster.sharding import Shard
 from carpool_operator.cluster.watching import Watch
 from carpool_operator.delivery.signing import PUBLIC, PUBLIC_MAP
-from carpool_operator.process import STUCK, Operator, Settings
 
 WHOLE = Shard()
 LEASE = ("coordination.k8s.io/v1", "leases", "carpool-operator", "carpool")

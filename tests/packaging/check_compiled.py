@@ -31,7 +31,7 @@ SUITES = [
     "carpool_sidecar/http1",
     "carpool_sidecar/protocols",
     "carpool_sidecar/tuning",
-    "carpool_sidecar/verification",
+    "carpool_sidecar/axis_verification",
     "carpool_sidecar/test_app.py",
     "carpool_sidecar/test_main.py",
     "carpool_sidecar/test_models.py",

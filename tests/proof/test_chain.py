@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from chain import greedy
 
-from carpool.forecasting.queueing import Load, forecast
+from carpool.forecasting.forecast import Load, forecast
 from carpool.learning.arrivals import Poisson, first
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Parameters

@@ -17,7 +17,7 @@ from msgspec import Struct
 from carpool.forecasting.capacity import replicas
 from carpool.policy.durations import Duration
 from carpool_cli.autoscaling.controller import CPU, LOAD, NEEDED, REQUESTS, Controller
-from carpool_operator.tuning.capacity import WINDOW
+from carpool_operator.tuning.target_load import WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

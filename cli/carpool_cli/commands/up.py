@@ -25,7 +25,7 @@ from carpool_cli.live.first_call import curl_line
 from carpool_cli.live.launch import Child, LaunchError, event_of, explained, readable
 from carpool_cli.options import DURATION, Address, objective_options
 from carpool_sidecar.admin.health import UNASKED
-from carpool_sidecar.config import itself
+from carpool_sidecar.config import own_address
 from carpool_sidecar.config.settings import SidecarConfig, address_of, read
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
     try:
         plain, watched = _plain(options)
         config = from_plain(plain, SidecarConfig, what="config").validate()
-        itself.refuse(config.upstream, config.listen, config.admin)
+        own_address.refuse(config.upstream, config.listen, config.admin)
     except PolicyError as error:
         file = "" if options["config"] is None else f"{options['config']}: "
         raise click.UsageError(f"{file}{hint(str(error))}") from None

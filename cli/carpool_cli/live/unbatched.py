@@ -57,6 +57,6 @@ def not_batched(report: Report) -> set[str]:
 
 def message_of(each: Explained, unbatched: Collection[str]) -> str:
     """Return a decision's message; for a model that is not batched at all, the gain does not apply."""
-    if each.model in unbatched and each.decision.reason in {Reason.PASSES_THROUGH, Reason.NO_COMPANY}:
+    if each.model in unbatched and each.decision.reason in {Reason.PASSES_THROUGH, Reason.NOTHING_BATCHABLE}:
         return "its requests are not batched: see the line on this model"
     return each.decision.message

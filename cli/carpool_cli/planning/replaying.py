@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import RECENT_ARRIVALS
 from carpool.forecasting import sampling
+from carpool.forecasting.forecast import Load as Played
 from carpool.forecasting.forecaster import Forecaster
-from carpool.forecasting.queueing import Load as Played
 from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool_cli.live.figures import duration, number
 from carpool_cli.planning import assumptions

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from carpool.batching.batch_limits import BatchLimits
-from carpool.batching.batchable import BatchableShare
 from carpool.batching.counters import Counters
 from carpool.batching.first_batches import FirstBatches
 from carpool.batching.first_calls import FirstCalls
 from carpool.batching.isolation import Isolation
+from carpool.batching.recent_keys import BatchableShare
 from carpool.batching.requests import time_of
 
 if TYPE_CHECKING:

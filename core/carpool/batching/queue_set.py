@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from carpool.batching.batchable import MOSTLY
 from carpool.batching.queues import Queue
+from carpool.batching.recent_keys import MOSTLY
 from carpool.batching.requests import Priority, Request, time_of
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ class Reason(StrEnum):
     LOWERS_LATENCY = "LowersLatency"
     LOWERS_UTILIZATION = "LowersUtilization"
     MISSES_CONFIRMED = "MissesConfirmed"
-    NO_COMPANY = "NoCompany"
+    NOTHING_BATCHABLE = "NothingBatchable"
     FORECAST_OFF = "ForecastOff"
     # Guards: why nothing is decided.
     HELD = "Held"

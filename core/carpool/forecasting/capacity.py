@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from carpool.forecasting.forecast import TOGETHER
 from carpool.forecasting.forecaster import DECIDES, Forecaster
-from carpool.forecasting.queueing import TOGETHER
 from carpool.learning.arrivals import Poisson
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters

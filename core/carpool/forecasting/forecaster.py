@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting import sampling
-from carpool.forecasting.queueing import TOGETHER, Forecast, Glance, Load, batches, forecast, glance
+from carpool.forecasting.forecast import TOGETHER, Forecast, Glance, Load, batches, forecast, glance
 from carpool.forecasting.refinement import Refinement
 from carpool.learning import batchable_share
 from carpool.learning.arrivals import Fitted

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool.forecasting.queueing import Forecast
+    from carpool.forecasting.forecast import Forecast
 
 FINENESS = math.log(1.005)
 """Width of the classes that latencies are counted in, as a difference of logarithms: 0.25 % off at most."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from carpool.batching.batchable import LIKELY, MOSTLY
+from carpool.batching.recent_keys import LIKELY, MOSTLY
 
 ALIKE = 1.2
 """Two shares within this factor do not justify another search."""

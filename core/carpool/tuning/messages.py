@@ -110,7 +110,7 @@ def explained(decision: Decision, alarm: str, *, holds: bool) -> Decision:
     plain = decision.reason in {Reason.CONVERGED, Reason.PASSES_THROUGH, Reason.SAVES_DEVICE_TIME}
     if plain and not holds:
         message = f"{decision.message}; {batchable_share.explained(decision.share)}"
-        return replace(decision, reason=Reason.NO_COMPANY, message=message)
+        return replace(decision, reason=Reason.NOTHING_BATCHABLE, message=message)
     return decision
 
 

@@ -58,7 +58,7 @@ class _Read(NamedTuple):
     misplaced: tuple[str, ...]
 
 
-class Owned:
+class AnnotatedPolicies:
     """Compares annotations with policies. Annotations are parsed again when they have changed.
 
     ``defaults``: of the cluster, by annotation; those of a namespace take precedence.

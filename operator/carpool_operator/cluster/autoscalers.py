@@ -1,7 +1,7 @@
 """Autoscalers that follow Carpool's load: HorizontalPodAutoscalers, and KEDA's ScaledObjects where there are any.
 
 One matters here if it names a Carpool metric. Its workload is then batched as far as the SLO allows before the
-autoscaler adds another replica (``tuning.capacity.for_autoscaler``).
+autoscaler adds another replica (``tuning.target_load.for_autoscaler``).
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from carpool_operator.injector.reasons import Note, Reason, Skipped
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from carpool_operator.injector.quotas import Surroundings
     from carpool_operator.injector.resources import Resources
-    from carpool_operator.injector.room import Surroundings
 
 Json = dict[str, Any]
 

@@ -20,16 +20,16 @@ from carpool_operator.injector.containers import (
     other_protocol,
 )
 from carpool_operator.injector.ports import port_number
+from carpool_operator.injector.quotas import UNKNOWN, fitted
 from carpool_operator.injector.reasons import Note, Reason, Skip, Skipped
 from carpool_operator.injector.resources import Resources, is_guaranteed, of_sidecar, parse_memory
-from carpool_operator.injector.room import UNKNOWN, fitted
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from carpool_operator.injector.room import Surroundings
+    from carpool_operator.injector.quotas import Surroundings
 
 Json: TypeAlias = dict[str, Any]
 """An object of the Kubernetes API, as JSON has it."""

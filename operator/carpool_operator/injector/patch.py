@@ -14,14 +14,14 @@ from carpool_operator.injector import capture
 from carpool_operator.injector.containers import DEFAULT_CONTAINER, handlers
 from carpool_operator.injector.decide import SIDECAR, VOLUME, annotations_of
 from carpool_operator.injector.meshes import annotated, exclude, original_probe
+from carpool_operator.injector.quotas import UNKNOWN
 from carpool_operator.injector.reasons import Note
 from carpool_operator.injector.resources import raised
-from carpool_operator.injector.room import UNKNOWN
 from carpool_operator.injector.undo import changes, undone
 
 if TYPE_CHECKING:
     from carpool_operator.injector.decide import Inject, Json, Settings
-    from carpool_operator.injector.room import Surroundings
+    from carpool_operator.injector.quotas import Surroundings
 
 CHANGES = "/etc/carpool/change"
 """Mount path of the operator's signed change in the sidecar."""

@@ -298,7 +298,7 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
     )
 
 
-def _promise(slo: SLO) -> str:
+def _described(slo: SLO) -> str:
     """Describe the SLO."""
     named = [(name, target) for name, target in (("TTFT", slo.ttft), ("TPOT", slo.tpot)) if target is not None]
     parts = [f"{name} p99 within {format_seconds(float(target.p99))}" for name, target in named]
@@ -311,24 +311,24 @@ def _promise(slo: SLO) -> str:
 def slo_met(steerings: Sequence[Steering], policy: Policy, spec: PolicySpec, before: Finding | None) -> Finding:
     """Whether the SLO is met, by sequential tests with hysteresis: never by one interval's percentile."""
     verdicts = {
-        f"{steering.target.name} {name}".strip(): learned.promise.kept
+        f"{steering.target.name} {name}".strip(): learned.slo_status.met
         for steering in steerings
         for name, learned in steering.models.items()
     }
-    streamed = {f"{each.target.name} token streams": each.streams.promise.kept for each in steerings}
-    verdicts |= {name: kept for name, kept in streamed.items() if kept is not None}
-    promise = _promise(spec.slo)
+    streamed = {f"{each.target.name} token streams": each.streams.slo_status.met for each in steerings}
+    verdicts |= {name: met for name, met in streamed.items() if met is not None}
+    slo = _described(spec.slo)
     lower = "slo.latency" if spec.slo.latency is not None else "slo.ttft or slo.tpot"
-    broken = sorted(name for name, kept in verdicts.items() if kept is False)
-    if broken:
+    missed = sorted(name for name, met in verdicts.items() if met is False)
+    if missed:
         return Finding(
             FALSE,
             "Missed",
-            f"{promise} is missed for {names(broken)}: more requests miss than allowed. Add replicas or raise {lower}; "
+            f"{slo} is missed for {names(missed)}: more requests miss than allowed. Add replicas or raise {lower}; "
             f"why: kubectl carpool explain {policy.name} -n {policy.namespace}",
         )
     if any(verdicts.values()):
-        return Finding(TRUE, "Kept", promise)
+        return Finding(TRUE, "Met", slo)
     if before is not None and before.status is not UNKNOWN and not verdicts:
         return before
     return Finding(UNKNOWN, "TooFewRequests", "too few requests were answered yet for a decision")

@@ -23,8 +23,8 @@ from carpool_operator.api.status import (
     Trial,
 )
 from carpool_operator.delivery.documents import EVERY
-from carpool_operator.tuning.capacity import autoscaler_of
 from carpool_operator.tuning.learning import predicted
+from carpool_operator.tuning.target_load import autoscaler_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from carpool.policy.spec import TuningMode
 from carpool.tuning.exploration import batches_needed, below
 from carpool.tuning.tuner import Tuner
 from carpool_operator.api.status import Figures
-from carpool_operator.tuning.promise import Promise
+from carpool_operator.tuning.slo_status import SloStatus
 
 if TYPE_CHECKING:
     from carpool.exchange.decision import Decision, Forecasted
@@ -82,7 +82,7 @@ class Learned:
         """Used by all pods except canaries."""
         self.generation = 0
         """Generation that introduced them; 0: not published yet."""
-        self.promise = Promise(policy.slo.percentiles[-1][0], kept)
+        self.slo_status = SloStatus(policy.slo.percentiles[-1][0], kept)
         self.seen_at = now
         self.decision: Decision | None = None
         self.decided = False
@@ -111,7 +111,7 @@ class Learned:
         if (policy, model) == (self._policy, self._model):
             return
         if policy.slo != self._policy.slo:
-            self.promise = Promise(policy.slo.percentiles[-1][0])
+            self.slo_status = SloStatus(policy.slo.percentiles[-1][0])
         self.tuner.adopt(self.parameters)  # the result of first calls was not a decision
         self._policy, self._model = policy, model
         self.tuner.follow(policy, model)
@@ -164,7 +164,7 @@ class Learned:
         """
         self.seen_at = now
         self._lately.add(now, total)
-        self.promise.observe(now, total.stats.hits, total.stats.missed)
+        self.slo_status.observe(now, total.stats.hits, total.stats.missed)
         if total.in_force is not None and self._policy.tuning.mode is not TuningMode.APPLY:
             self.tuner.adopt(total.in_force)
         self._led_to = total.in_force

@@ -11,15 +11,15 @@ CALM = 300.0
 alternate, every 40 s at 100 requests/s."""
 
 
-class Promise:
-    """Sets ``kept`` on strong evidence for or against, and keeps it until there is strong evidence for the opposite.
+class SloStatus:
+    """Sets ``met`` on strong evidence for or against, and keeps it until there is strong evidence for the opposite.
 
     A sequential test in both directions: half of the misses that the ``quantile`` allows against twice as many. So the
     result rarely changes for a fleet that misses about as many as allowed.
     """
 
-    def __init__(self, quantile: float, kept: bool | None = None) -> None:
-        self.kept = kept
+    def __init__(self, quantile: float, met: bool | None = None) -> None:
+        self.met = met
         """``None`` while unknown."""
         self._test = MissTest(quantile)
         self._alarmed_at = -inf
@@ -27,8 +27,8 @@ class Promise:
     def observe(self, now: float, hits: int, misses: int) -> None:
         """Add an interval's answers."""
         if self._test.observe(hits, misses):
-            self.kept = False
+            self.met = False
             self._alarmed_at = now
             self._test.restart()
         elif self._test.is_met and now - self._alarmed_at >= CALM:
-            self.kept = True
+            self.met = True

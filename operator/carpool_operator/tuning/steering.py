@@ -12,11 +12,11 @@ from carpool.policy.spec import FallbackBehavior, TuningMode
 from carpool.tuning.exploration import LASTS
 from carpool_operator.delivery.documents import EVERY, Publisher, leaves_unsaid, sidecar_policy, without_modes
 from carpool_operator.tuning.canary import Answers, Patience, Trial, Verdict, choose
-from carpool_operator.tuning.capacity import TargetLoad, autoscaler_of, for_autoscaler, full_of
 from carpool_operator.tuning.cold_start import ColdStarts
 from carpool_operator.tuning.engines import FleetEngines
 from carpool_operator.tuning.evidence import Evidence, add_up
 from carpool_operator.tuning.learning import Learned, predicted
+from carpool_operator.tuning.target_load import TargetLoad, autoscaler_of, for_autoscaler, full_of
 from carpool_operator.tuning.token_streams import FleetStreams
 from carpool_operator.tuning.trust import Trust, Turn
 

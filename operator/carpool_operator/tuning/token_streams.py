@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from carpool.exchange.token_streams import BOUNDS, quantile
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool_operator.api.status import TokenStreamsStatus
-from carpool_operator.tuning.promise import Promise
+from carpool_operator.tuning.slo_status import SloStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -97,7 +97,7 @@ class FleetStreams:
     """Remembers a few readings of each pod, and the last status."""
 
     def __init__(self) -> None:
-        self.promise = Promise(QUANTILE)
+        self.slo_status = SloStatus(QUANTILE)
         self._samples: dict[str, deque[tuple[float, StreamSample]]] = {}
         """By pod UID: seconds, and the counts of these."""
         self._said: TokenStreamsStatus | None = None
@@ -120,7 +120,7 @@ class FleetStreams:
         for uid in self._samples.keys() - set(ready):
             del self._samples[uid]
         if hits or missed:
-            self.promise.observe(now, hits, missed)
+            self.slo_status.observe(now, hits, missed)
 
     def status(self, now: float, target: str, recommended: EngineLimits | None = None) -> TokenStreamsStatus | None:
         """Return the status of ``target``; None before the first token stream."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from carpool_operator.cluster.kube import ApiError, path_of
-from carpool_operator.injector.room import UNREAD, Surroundings
+from carpool_operator.injector.quotas import UNREAD, Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,13 +13,13 @@ from carpool_operator.injector.decide import annotations_of, decide, target_of
 from carpool_operator.injector.jsonpatch import diff
 from carpool_operator.injector.patch import patch, skipped
 from carpool_operator.injector.propagate import asks, propagate
+from carpool_operator.injector.quotas import UNKNOWN
 from carpool_operator.injector.reasons import Reason, Skip
-from carpool_operator.injector.room import UNKNOWN
 from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from carpool_operator.injector.decide import Json, Settings
-    from carpool_operator.injector.room import Surroundings
+    from carpool_operator.injector.quotas import Surroundings
     from carpool_operator.workloads.kind import Kind
 
 MAX_ANNOTATIONS = 256 * 2**10

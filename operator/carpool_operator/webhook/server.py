@@ -14,8 +14,8 @@ from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
+from carpool_operator.injector.quotas import UNKNOWN
 from carpool_operator.injector.reasons import Reason
-from carpool_operator.injector.room import UNKNOWN
 from carpool_operator.webhook.review import Answer, judge, respond
 from carpool_operator.workloads import registry
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from carpool_operator.injector.decide import Settings
-    from carpool_operator.injector.room import Surroundings
+    from carpool_operator.injector.quotas import Surroundings
 
 MAX_REVIEW = 4 * 2**20
 """Bytes of a review. API servers accept requests of up to 3 MiB, and store up to 1.5 MiB; the review of an update has

@@ -15,10 +15,10 @@ import msgspec
 from carpool.exchange import report
 from carpool.policy.plain import to_plain
 from carpool_sidecar.admin.metrics import Exposition
-from carpool_sidecar.admin.signing import SCHEME, Refused
+from carpool_sidecar.admin.signatures import SCHEME, Refused
 from carpool_sidecar.generation.reporting import report_of
 from carpool_sidecar.http1.messages import find
-from carpool_sidecar.tuning.capacity import ModelLoad
+from carpool_sidecar.tuning.replica_load import ModelLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable

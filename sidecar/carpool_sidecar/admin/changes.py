@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from carpool_sidecar.admin.signing import Refused
+from carpool_sidecar.admin.signatures import Refused
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
 
     from carpool.exchange.change import Change
-    from carpool_sidecar.admin.signing import Authority
+    from carpool_sidecar.admin.signatures import Authority
 
 BODY, SIGNATURE = "change.json", "change.sig"
 """The directory's files: those of the ConfigMap that the operator writes."""

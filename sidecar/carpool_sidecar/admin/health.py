@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.admin.speech import NOT_SPOKEN, READY, Heard, Speech
+from carpool_sidecar.admin.server_protocol import NOT_SPOKEN, READY, ProtocolDetection, ServerProtocol
 from carpool_sidecar.backends.base import Document
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Health:
         self._log = log
         self._known = False
         self._gone = True
-        self._heard = Heard(backend)
+        self._detection = ProtocolDetection(backend)
         self._again = 0.0  # when a server without V2 is asked again
         self._patience = Patience(patience)
         self._answers = 0  # answers to callers until the last check
@@ -87,14 +87,14 @@ class Health:
         """Ask whether the model is ready; of a server without V2, only whether it accepts connections."""
         backend = self._backend
         if self._gone:
-            self._heard.gone()
-        if self._heard.speech is Speech.OTHER and self._clock() < self._again:
+            self._detection.gone()
+        if self._detection.protocol is ServerProtocol.OTHER and self._clock() < self._again:
             # Connections that a busy server has no time to accept would fill its backlog and keep callers out.
             return Document(0, foreign=True) if self._serves() else await backend.connect()
         answer = await backend.ask(backend.readiness or READY)
-        await self._heard.take(answer, self._clock())
+        await self._detection.take(answer, self._clock())
         self._again = self._clock() + AGAIN
-        return Document(404) if self._heard.speech is Speech.OTHER and answer.status else answer
+        return Document(404) if self._detection.protocol is ServerProtocol.OTHER and answer.status else answer
 
     def observe(self, answer: Document) -> None:
         """Take one answer about the model's readiness."""
@@ -103,7 +103,7 @@ class Health:
         if answer.status or answer.foreign:
             # Read as kubelets read readiness answers: a pod that is ready without a sidecar is ready with one. A server
             # of another protocol, such as gRPC or TLS, does not know the request either, and may hang up.
-            if self._heard.speech is not Speech.V2:
+            if self._detection.protocol is not ServerProtocol.V2:
                 self.ready = 200 <= answer.status < 400 or answer.status in NOT_SPOKEN or answer.foreign
             elif answer.status:  # a server that knows the request may hang up once: that is no answer about the model
                 self.ready = 200 <= answer.status < 400
@@ -116,7 +116,7 @@ class Health:
         elif answer.reachable:
             # A server with one worker answers after its present request: it is busy, not broken. A server without V2
             # need not answer.
-            if self._gone or not (self._serves() or self._heard.speech is Speech.OTHER):
+            if self._gone or not (self._serves() or self._detection.protocol is ServerProtocol.OTHER):
                 self.ready = False
             if not self.ready:
                 self.reason = "the model does not answer that question in time"
@@ -126,7 +126,7 @@ class Health:
             self.reason = answer.why
         if was_ready and not self.ready and answer.reachable and self._patience.bears(self._clock()):
             self.ready, self.reason = True, before
-        elif answer.status or not self.ready or (answer.foreign and self._heard.speech is not Speech.V2):
+        elif answer.status or not self.ready or (answer.foreign and self._detection.protocol is not ServerProtocol.V2):
             self._patience.forget()
         if self.reason != before:
             self._log.info("readiness changed", extra={"ready": self.ready, "reason": self.reason})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.verification.check import Check
+from carpool_sidecar.axis_verification.check import Check
 
 if TYPE_CHECKING:
     from carpool.policy.spec import SequenceAxis
-    from carpool_sidecar.verification.samples import Shelf
+    from carpool_sidecar.axis_verification.samples import Shelf
 
 UNVERIFIED = "axis-unverified"
 """The reason of requests that are not batched until their batches were verified."""

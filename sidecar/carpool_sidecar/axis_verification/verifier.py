@@ -9,24 +9,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from carpool.policy.spec import Axis, VerificationMode
+from carpool_sidecar.axis_verification.check import Kind
+from carpool_sidecar.axis_verification.record import REFUTED, Record, Verified
+from carpool_sidecar.axis_verification.samples import MAX_SAMPLE, Sample, Shelf, digest_of, part
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.agreement import ELEMENTS, disagreement
 from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows
-from carpool_sidecar.verification.check import Kind
-from carpool_sidecar.verification.record import REFUTED, Record, Verified
-from carpool_sidecar.verification.samples import MAX_SAMPLE, Sample, Shelf, digest_of, part
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Sequence
 
     from carpool.policy.spec import BatchingPolicy, SequenceAxis
+    from carpool_sidecar.axis_verification.check import Check, Trial
     from carpool_sidecar.dispatch.answers import UpstreamAnswer
     from carpool_sidecar.models import Entry
     from carpool_sidecar.protocols.common import Buffer, Message, Parsed, Piece
     from carpool_sidecar.protocols.headers import Facts, Headers
     from carpool_sidecar.protocols.limits import Limits
-    from carpool_sidecar.verification.check import Check, Trial
 
 AGREED, DISAGREED, FAILED = "agreed", "disagreed", "failed"
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from carpool.batching.counters import CANCELLED, FAILED, REJECTED
 from carpool.batching.requests import Abort, Batch, Failure, Finish, Priority, Refusal, Request
+from carpool_sidecar.axis_verification.verifier import Verifier
 from carpool_sidecar.dispatch.alarm import Alarm
-from carpool_sidecar.dispatch.answering import answer, fail, refuse
 from carpool_sidecar.dispatch.answers import callers_fault
 from carpool_sidecar.dispatch.flights import Flights
 from carpool_sidecar.dispatch.merging import UNCHARGED, Merging
+from carpool_sidecar.dispatch.replies import answer, fail, refuse
 from carpool_sidecar.dispatch.request_counts import RequestCounts
 from carpool_sidecar.dispatch.terms import Terms
 from carpool_sidecar.dispatch.trials import Trials
 from carpool_sidecar.dispatch.waiters import Waiter
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.common import WrongRows, alone
-from carpool_sidecar.verification.verifier import Verifier
 
 if TYPE_CHECKING:
     import logging

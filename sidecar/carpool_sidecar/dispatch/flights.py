@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from carpool.batching.batcher import Batcher
     from carpool.batching.requests import Action
+    from carpool_sidecar.axis_verification.verifier import Verifier
     from carpool_sidecar.backends.base import Backend, Call
     from carpool_sidecar.dispatch.request_counts import RequestCounts
     from carpool_sidecar.dispatch.terms import Terms
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Body, Headers
     from carpool_sidecar.models import Entry, ModelTable
     from carpool_sidecar.protocols.common import Parsed, Piece
-    from carpool_sidecar.verification.verifier import Verifier
 
 
 class Flight:

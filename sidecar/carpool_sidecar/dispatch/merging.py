@@ -5,22 +5,22 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from carpool_sidecar.axis_verification.record import REFUTED, UNVERIFIED
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.headers import differing
 from carpool_sidecar.protocols.padding import TOO_LARGE, Fit
-from carpool_sidecar.verification.record import REFUTED, UNVERIFIED
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
 
     from carpool.batching.model_state import ModelState
+    from carpool_sidecar.axis_verification.check import Check
+    from carpool_sidecar.axis_verification.verifier import Verifier
     from carpool_sidecar.dispatch.request_counts import RequestCounts
     from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.models import Entry
     from carpool_sidecar.protocols.common import Parsed
-    from carpool_sidecar.verification.check import Check
-    from carpool_sidecar.verification.verifier import Verifier
 
 NOTE_INTERVAL = 1.0
 """Seconds between two log lines on requests that are not batched."""

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carpool.batching.requests import Priority, Request, time_of
+from carpool_sidecar.axis_verification.check import LEAST_ROWS, TRIAL_ROWS, Kind
 from carpool_sidecar.dispatch.waiters import Shadow, Waiter
 from carpool_sidecar.http1.messages import size_of
-from carpool_sidecar.verification.check import LEAST_ROWS, TRIAL_ROWS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from carpool.batching.batcher import Batcher
     from carpool.batching.requests import Action
+    from carpool_sidecar.axis_verification.check import Trial
     from carpool_sidecar.dispatch.answers import UpstreamAnswer
     from carpool_sidecar.dispatch.terms import Terms
     from carpool_sidecar.models import Entry, ModelTable
     from carpool_sidecar.protocols.common import Message
     from carpool_sidecar.protocols.limits import Limits
-    from carpool_sidecar.verification.check import Trial
 
 
 class Trials:

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool.batching.counters import Counters
+    from carpool_sidecar.axis_verification.check import Check
     from carpool_sidecar.http1.messages import Body, Headers
     from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.models import Entry
     from carpool_sidecar.protocols.common import Message, Parsed, Piece
     from carpool_sidecar.protocols.headers import Facts
-    from carpool_sidecar.verification.check import Check
 
 
 class Waiter:

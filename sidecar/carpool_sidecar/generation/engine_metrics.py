@@ -11,7 +11,7 @@ from carpool.exchange.token_streams import EngineSays
 
 if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend
-    from carpool_sidecar.generation.streams import Streams
+    from carpool_sidecar.generation.engine_streams import Streams
 
 INTERVAL = 1.0
 """Seconds between two reads."""

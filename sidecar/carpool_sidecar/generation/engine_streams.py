@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from carpool.policy.spec import BatchingPolicy
     from carpool_sidecar.generation.answers import Ending
     from carpool_sidecar.generation.stream import Stream
-    from carpool_sidecar.tuning.capacity import ReplicaLoad
+    from carpool_sidecar.tuning.replica_load import ReplicaLoad
 
 
 class Streams:

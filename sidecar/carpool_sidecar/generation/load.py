@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from carpool_sidecar.tuning.capacity import LEAST, SPAN, STEP, StreamLoad
+from carpool_sidecar.tuning.replica_load import LEAST, SPAN, STEP, StreamLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool.generation.gate import Gate
-    from carpool_sidecar.tuning.capacity import ReplicaLoad
+    from carpool_sidecar.tuning.replica_load import ReplicaLoad
 
 
 class Rate:

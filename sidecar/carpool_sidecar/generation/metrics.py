@@ -9,7 +9,7 @@ from carpool.exchange.token_streams import BOUNDS
 from carpool_sidecar.metric import Metric, cumulative
 
 if TYPE_CHECKING:
-    from carpool_sidecar.generation.streams import Streams
+    from carpool_sidecar.generation.engine_streams import Streams
 
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "ttft",

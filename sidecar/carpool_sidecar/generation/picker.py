@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend
-    from carpool_sidecar.generation.streams import Streams
+    from carpool_sidecar.generation.engine_streams import Streams
     from carpool_sidecar.http1.server.exchange import Exchange
 
 PATH = b"/metrics"

@@ -9,7 +9,7 @@ from carpool.exchange.token_streams import GateState, ModelStreams, TokenStreams
 
 if TYPE_CHECKING:
     from carpool.generation.gate import Gate
-    from carpool_sidecar.generation.streams import Streams
+    from carpool_sidecar.generation.engine_streams import Streams
 
 
 def report_of(streams: Streams) -> TokenStreams:

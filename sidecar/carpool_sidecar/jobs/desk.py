@@ -14,7 +14,7 @@ from carpool_sidecar.jobs.records import Refused, State
 from carpool_sidecar.jobs.runner import Runner
 from carpool_sidecar.jobs.storage.batches import Batches
 from carpool_sidecar.jobs.storage.database import Database
-from carpool_sidecar.jobs.storage.store import Store
+from carpool_sidecar.jobs.storage.jobs import JobStore
 from carpool_sidecar.jobs.storage.writer import Writer
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Desk:
         self.settings = settings
         self.credential = _credential(settings.authorization_file)
         self._database = Database(settings.path)
-        self.store = Store(self._database, settings)
+        self.store = JobStore(self._database, settings)
         self.batches = Batches(self._database, self.store, settings)
         self._log = log
         found = self._recover(config.policy.idempotent)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.jobs.headroom import Seen
     from carpool_sidecar.jobs.records import Rest
     from carpool_sidecar.jobs.storage.batches import Batches
-    from carpool_sidecar.jobs.storage.store import Store
+    from carpool_sidecar.jobs.storage.jobs import JobStore
     from carpool_sidecar.jobs.storage.writer import Writer
 
 LOOK = 0.05
@@ -81,7 +81,7 @@ class Runner:
         self,
         config: SidecarConfig,
         writer: Writer,
-        store: Store,
+        store: JobStore,
         batches: Batches,
         *,
         look: Callable[[], Seen],

@@ -74,7 +74,7 @@ class Parsed(Generic[State]):
     if the code leaves something open.
     ``expansion``: bytes held in addition to the body.
     ``form``: what a model may treat differently: the key without headers, target and shapes. Requests of one form
-    are verified together, see :mod:`carpool_sidecar.verification`.
+    are verified together, see :mod:`carpool_sidecar.axis_verification`.
     ``first_by_protocol``: True if the protocol itself defines dim 0 as the batch (V1 ``instances``). Otherwise the
     model's batch axis has to be known before merging, see :mod:`carpool_sidecar.protocols.models`.
     ``fit``: its length bucket, for a model with a sequence axis; None before it was computed, and for all others.

@@ -18,9 +18,9 @@ from carpool.tuning.tuner import INTERVAL
 from carpool_sidecar.config.settings import EVERY_MODEL
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.tuning.busy import BusyMinutes
-from carpool_sidecar.tuning.capacity import LoadWatch, ReplicaLoad, Utilization
-from carpool_sidecar.tuning.guard import Guard
 from carpool_sidecar.tuning.messages import Decided, Measured, Observations, Observed, Setup
+from carpool_sidecar.tuning.replica_load import LoadWatch, ReplicaLoad, Utilization
+from carpool_sidecar.tuning.rollback import Guard
 from carpool_sidecar.tuning.tuner_link import TunerLink
 
 if TYPE_CHECKING:

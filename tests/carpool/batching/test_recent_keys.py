@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from carpool.batching.batchable import LIKELY, RECENT, BatchableShare
 from carpool.batching.batcher import Batcher
 from carpool.batching.queue_set import MAX_KEYS
+from carpool.batching.recent_keys import LIKELY, RECENT, BatchableShare
 from carpool.batching.requests import Batch, Fault, FaultKind, Request
 from carpool.exchange.decision import Reason
 from carpool.learning.arrivals import Poisson, until
@@ -251,12 +251,12 @@ def test_without_company_nothing_is_forecast_to_be_saved(number):
     outcome, decisions = loop(number)
     last = decisions[-1]
     assert last.parameters.pass_through or last.parameters.max_wait == 0
-    assert last.reason is Reason.NO_COMPANY
+    assert last.reason is Reason.NOTHING_BATCHABLE
     assert "arrival" in last.message
     assert "carpool_key_fragments_total" in last.message
     assert last.share < 0.03
     assert last.predicted.device_time == pytest.approx(0.0105, rel=0.01), "what one request takes"
-    assert next(each.at for each in decisions if each.reason is Reason.NO_COMPANY) < 10
+    assert next(each.at for each in decisions if each.reason is Reason.NOTHING_BATCHABLE) < 10
     assert outcome.summary(3.0).p50 < 0.013
 
 

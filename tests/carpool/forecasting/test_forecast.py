@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carpool.batching.requests import Estimate
-from carpool.forecasting.queueing import Load, batches, forecast, glance
+from carpool.forecasting.forecast import Load, batches, forecast, glance
 from carpool.learning.arrivals import Gamma, Poisson, first
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration

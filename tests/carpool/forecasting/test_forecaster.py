@@ -7,8 +7,8 @@ from examples import CURVE, LIMITS, parameters, situation, tiled
 from msgspec.structs import replace
 
 from carpool.forecasting import refinement, sampling
+from carpool.forecasting.forecast import Glance, Load, forecast
 from carpool.forecasting.forecaster import HEADROOM, REQUESTS, Forecaster
-from carpool.forecasting.queueing import Glance, Load, forecast
 from carpool.learning.arrivals import Gamma, Poisson, first
 from carpool.learning.latency_model import ServiceTime
 

@@ -12,8 +12,8 @@ from msgspec.structs import astuple, replace
 
 from carpool.batching.batcher import Batcher
 from carpool.batching.queue_set import QueueSet
+from carpool.forecasting.forecast import Forecast, Load, forecast, glance
 from carpool.forecasting.forecaster import Forecaster, Situation
-from carpool.forecasting.queueing import Forecast, Load, forecast, glance
 from carpool.forecasting.replay import assigned
 from carpool.learning.arrivals import Gamma, Poisson, first
 from carpool.learning.batchable_share import groups

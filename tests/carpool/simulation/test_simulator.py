@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from carpool.batching.batcher import Batcher
 from carpool.batching.counters import CANCELLED, COLD, FAILED, LATE
 from carpool.batching.requests import Estimate, Priority, Refused
-from carpool.forecasting.queueing import Load, forecast
+from carpool.forecasting.forecast import Load, forecast
 from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.spec import Admission

@@ -6,8 +6,8 @@ import pytest
 from examples import CURVE, LIMITS, parameters, situation, tiled
 from msgspec.structs import replace
 
+from carpool.forecasting.forecast import Glance
 from carpool.forecasting.forecaster import Forecaster
-from carpool.forecasting.queueing import Glance
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Limits
 from carpool.policy.spec import PassThroughMode

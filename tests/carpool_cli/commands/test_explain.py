@@ -256,7 +256,7 @@ def test_a_model_that_cannot_be_batched_names_the_option_and_not_the_gain():
     entry = ModelEntry(name="m", version="", lane="m", merges=False, max_batch=None, axis=why, verified="off")
     report = of([entry])
     assert not_merged(report) == [f"m  is not batched: {why}, or start it with: {FIX}"]
-    for reason in (Reason.PASSES_THROUGH, Reason.NO_COMPANY):
+    for reason in (Reason.PASSES_THROUGH, Reason.NOTHING_BATCHABLE):
         passing = Explained("m", 0.0, replace(KEPT, reason=reason, message="merging would save 0.0%"))
         assert text_of(passing, SLO).endswith(f"{reason}: merging would save 0.0%")
         assert text_of(passing, SLO, not_batched(report)).endswith(

@@ -4,8 +4,8 @@ import click
 import pytest
 from msgspec.structs import replace
 
+from carpool.forecasting.forecast import Load, forecast
 from carpool.forecasting.forecaster import HEADROOM, Forecaster, Situation
-from carpool.forecasting.queueing import Load, forecast
 from carpool.learning.arrivals import Gamma, Poisson
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration

@@ -3,10 +3,10 @@ from __future__ import annotations
 from things import DEPLOYMENT, POLICY, as_kept, deployment, policy
 
 from carpool_operator.api.model import Namespace
+from carpool_operator.cluster.annotated_policies import AnnotatedPolicies, drop, keep
 from carpool_operator.cluster.cache import Cache
 from carpool_operator.cluster.fleet import KINDS, POLICIES
 from carpool_operator.cluster.objects import RawPolicy
-from carpool_operator.cluster.owned import Owned, drop, keep
 from carpool_operator.workloads.metadata import Key
 from carpool_operator.workloads.registry import BY_NAME
 from carpool_operator.workloads.registry import DEFAULT as DEPLOYMENTS
@@ -29,7 +29,7 @@ def policies(*bodies):
 
 
 def test_an_annotation_asks_for_a_policy():
-    plan = Owned().plan([workload(slo_p99="50ms"), as_kept(DEPLOYMENTS, deployment("plain"))], policies())
+    plan = AnnotatedPolicies().plan([workload(slo_p99="50ms"), as_kept(DEPLOYMENTS, deployment("plain"))], policies())
 
     ((wanted, spec),) = plan.keep
     assert wanted.target.name == "web"
@@ -40,15 +40,15 @@ def test_an_annotation_asks_for_a_policy():
 def test_what_is_as_wanted_is_left_alone():
     there = policies(policy("deployment-web", **ANNOTATED))
 
-    assert Owned().plan([workload(slo_p99="50ms")], there) == ([], [], [])
-    ((_, spec),) = Owned().plan([workload(slo_p99="80ms")], there).keep
+    assert AnnotatedPolicies().plan([workload(slo_p99="50ms")], there) == ([], [], [])
+    ((_, spec),) = AnnotatedPolicies().plan([workload(slo_p99="80ms")], there).keep
     assert float(spec.slo.latency.p99) == 0.08
 
 
 def test_what_a_mutating_policy_alters_is_not_written_again_and_again():
     asked = [workload(slo_p99="80ms")]
     there = policies(policy("deployment-web", **ANNOTATED))  # with 50 ms, whatever was asked for
-    owned = Owned()
+    owned = AnnotatedPolicies()
     (wish,) = owned.plan(asked, there).keep
     (kept,) = there
     owned.kept(wish, kept.spec)
@@ -70,7 +70,7 @@ def test_one_that_nobody_asks_for_any_more_goes():
     there = policies(policy("deployment-web", **ANNOTATED), policy("by-hand", "web"))
 
     for workloads in ([workload()], [workload(inject="true")], [workload(slo_p99="50ms", inject="false")], []):
-        plan = Owned().plan(workloads, there)
+        plan = AnnotatedPolicies().plan(workloads, there)
         assert [each.name for each in plan.drop] == ["deployment-web"]
         assert plan.keep == []
 
@@ -78,7 +78,7 @@ def test_one_that_nobody_asks_for_any_more_goes():
 def test_a_typo_in_the_pod_template_is_told_and_the_promise_is_kept():
     body = deployment(annotations={"carpool.dev/slo-p99": "50ms"}, inject=None)
     body["spec"]["template"]["metadata"]["annotations"] = {"carpool.dev/contaner": "model"}
-    owned = Owned()
+    owned = AnnotatedPolicies()
 
     for _ in range(2):
         plan = owned.plan([as_kept(DEPLOYMENTS, body)], policies())
@@ -98,12 +98,12 @@ def test_what_kserve_hands_on_to_its_pods_is_where_it_belongs():
     body = {"metadata": {"name": "bert", "namespace": "ns", "uid": "u", "creationTimestamp": "2026-11-21T12:00:00Z"}}
     body |= {"spec": {"predictor": {"annotations": {"carpool.dev/port": "http"}}}}
     body["metadata"]["annotations"] = {"carpool.dev/slo-p99": "50ms"}
-    plan = Owned().plan([as_kept(kind, body)], policies())
+    plan = AnnotatedPolicies().plan([as_kept(kind, body)], policies())
     assert (len(plan.keep), plan.events) == (1, [])
 
     body["spec"]["predictor"]["annotations"]["carpool.dev/slo-p99"] = "80ms"
     body["metadata"]["annotations"]["carpool.dev/capture"] = "true"
-    told = [event.message for _, event in Owned().plan([as_kept(kind, body)], policies()).events]
+    told = [event.message for _, event in AnnotatedPolicies().plan([as_kept(kind, body)], policies()).events]
     assert [message.partition(":")[0] for message in told] == [
         "carpool.dev/capture is read in the pod template only",
         "carpool.dev/slo-p99 is read on the workload itself",
@@ -112,7 +112,7 @@ def test_what_kserve_hands_on_to_its_pods_is_where_it_belongs():
 
 
 def test_a_typo_is_told_and_takes_nothing_away():
-    owned = Owned()
+    owned = AnnotatedPolicies()
     there = policies(policy("deployment-web", **ANNOTATED))
 
     plan = owned.plan([workload(slo_p99="50")], there)
@@ -126,7 +126,7 @@ def test_a_typo_is_told_and_takes_nothing_away():
 
 
 def test_a_policy_of_that_name_by_hand_is_not_touched():
-    plan = Owned().plan([workload(slo_p99="50ms")], policies(policy("deployment-web", "something-else")))
+    plan = AnnotatedPolicies().plan([workload(slo_p99="50ms")], policies(policy("deployment-web", "something-else")))
 
     assert (plan.keep, plan.drop) == ([], [])
     ((_, event),) = plan.events
@@ -138,14 +138,14 @@ def test_a_copy_of_one_is_its_maker_s_own():
     label = {"labels": ANNOTATED["labels"]}
     there = policies(policy("deployment-web", **ANNOTATED), policy("mine", **ANNOTATED), policy("bare", **label))
 
-    assert Owned().plan([workload(slo_p99="50ms")], there) == ([], [], [])
-    assert [each.name for each in Owned().plan([], there).drop] == ["deployment-web"]
+    assert AnnotatedPolicies().plan([workload(slo_p99="50ms")], there) == ([], [], [])
+    assert [each.name for each in AnnotatedPolicies().plan([], there).drop] == ["deployment-web"]
 
 
 async def test_what_is_written_is_what_was_wanted_and_owned(api, writer):
     body = api.put(*DEPLOYMENT, deployment(annotations={"carpool.dev/slo-p99": "50ms", "carpool.dev/max-batch": "32"}))
     wanted = as_kept(DEPLOYMENTS, body)
-    (wish,) = Owned().plan([wanted], policies()).keep
+    (wish,) = AnnotatedPolicies().plan([wanted], policies()).keep
 
     answer = KINDS[POLICIES].kept.one.decode(await keep(writer, wish))
     again = await keep(writer, wish)
@@ -165,7 +165,7 @@ async def test_what_is_written_is_what_was_wanted_and_owned(api, writer):
     assert KINDS[POLICIES].kept.one.decode(again).metadata == answer.metadata
     cache = Cache()
     cache.put(Key("ns", "deployment-web"), 1, answer.policy())
-    assert Owned().plan([wanted], cache) == ([], [], [])
+    assert AnnotatedPolicies().plan([wanted], cache) == ([], [], [])
 
 
 async def test_a_policy_that_is_another_by_now_is_not_deleted(api, writer):
@@ -188,15 +188,15 @@ def test_the_defaults_of_a_namespace_are_for_those_that_ask():
     asks, plain, own = workload(inject="true"), workload(), workload(inject="true", slo_p50="10ms")
     defaults = [of(slo_p99="80ms", objective="Latency")]
 
-    ((_, spec),) = Owned().plan([asks], policies(), defaults).keep
+    ((_, spec),) = AnnotatedPolicies().plan([asks], policies(), defaults).keep
     assert (spec.slo.latency.p99, spec.objective) == (0.08, "Latency")
-    assert Owned().plan([plain], policies(), defaults) == ([], [], [])
-    ((_, spec),) = Owned().plan([own], policies(), defaults).keep
+    assert AnnotatedPolicies().plan([plain], policies(), defaults) == ([], [], [])
+    ((_, spec),) = AnnotatedPolicies().plan([own], policies(), defaults).keep
     assert (spec.slo.latency.p50, spec.slo.latency.p99, spec.objective) == (0.01, None, "Latency")
 
 
 def test_a_namespace_s_defaults_take_precedence_over_the_cluster_s():
-    owned = Owned({"carpool.dev/slo-p50": "10ms", "carpool.dev/max-batch": "8"})
+    owned = AnnotatedPolicies({"carpool.dev/slo-p50": "10ms", "carpool.dev/max-batch": "8"})
 
     ((_, spec),) = owned.plan([workload(inject="true")], policies(), [of(slo_p99="80ms")]).keep
     assert (spec.slo.latency.p50, spec.slo.latency.p99, spec.bounds.max_batch.max) == (None, 0.08, 8)
@@ -208,16 +208,18 @@ def test_a_default_makes_no_policy_where_a_person_wrote_one():
     asks, own = workload(inject="true"), workload(slo_p99="50ms")
     by_hand, defaults = {asks.target}, [of(slo_p99="80ms")]
 
-    assert Owned().plan([asks], policies(), defaults, by_hand).keep == []
-    assert len(Owned().plan([own], policies(), defaults, by_hand).keep) == 1, "the operator says that it is in conflict"
-    plan = Owned().plan([asks], policies(policy("deployment-web", **ANNOTATED)), defaults, by_hand)
+    assert AnnotatedPolicies().plan([asks], policies(), defaults, by_hand).keep == []
+    assert len(AnnotatedPolicies().plan([own], policies(), defaults, by_hand).keep) == 1, (
+        "the operator says that it is in conflict"
+    )
+    plan = AnnotatedPolicies().plan([asks], policies(policy("deployment-web", **ANNOTATED)), defaults, by_hand)
     assert [each.name for each in plan.drop] == ["deployment-web"]
 
 
 def test_a_default_that_makes_no_sense_is_said_where_it_would_count():
     wrong = Namespace("ns", "uid-ns", {}, ("carpool.dev/mode is 'on': there are Apply, Recommend, Hold",))
 
-    ((about, event),) = Owned().plan([workload(inject="true"), workload()], policies(), [wrong]).events
+    ((about, event),) = AnnotatedPolicies().plan([workload(inject="true"), workload()], policies(), [wrong]).events
 
     assert about.target.name == "web"
     assert (event.reason, event.message[:17]) == ("DefaultInvalid", "of the namespace:")

@@ -24,7 +24,7 @@ from carpool_operator.delivery.signing import (
 )
 from carpool_sidecar.admin import changes as module
 from carpool_sidecar.admin.changes import Changes
-from carpool_sidecar.admin.signing import Authority, Refused
+from carpool_sidecar.admin.signatures import Authority, Refused
 
 TARGET = Target("shop", "Deployment", "resnet")
 WALL = 1_800_000_000.0

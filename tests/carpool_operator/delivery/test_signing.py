@@ -23,7 +23,7 @@ from carpool_operator.delivery.signing import (
     new_key,
     obtain,
 )
-from carpool_sidecar.admin.signing import Authority, Refused
+from carpool_sidecar.admin.signatures import Authority, Refused
 
 TARGET = Target("ns", "Deployment", "web")
 WALL = 1_800_000_000.0

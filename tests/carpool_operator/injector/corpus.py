@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from carpool_operator.injector.room import Surroundings
+from carpool_operator.injector.quotas import Surroundings
 
 Json = dict[str, Any]
 

@@ -12,8 +12,8 @@ from carpool_operator.api.model import Target
 from carpool_operator.injector.bypass import bypasses
 from carpool_operator.injector.decide import Inject, Settings, decide
 from carpool_operator.injector.patch import patch, unpatch
+from carpool_operator.injector.quotas import Surroundings
 from carpool_operator.injector.reasons import Note, Reason
-from carpool_operator.injector.room import Surroundings
 
 SETTINGS = Settings(image="carpool-sidecar:1", version="1", public_key="ab" * 32)
 TARGET = Target("models", "Deployment", "resnet")

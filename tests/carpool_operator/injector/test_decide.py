@@ -8,9 +8,9 @@ from msgspec import structs
 from carpool_operator.api.model import Target
 from carpool_operator.injector.decide import Inject, Settings, decide, target_of
 from carpool_operator.injector.patch import ASK_TIMEOUT, patch, unpatch
+from carpool_operator.injector.quotas import Surroundings
 from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skip
 from carpool_operator.injector.resources import Resources
-from carpool_operator.injector.room import Surroundings
 from carpool_sidecar.config.settings import Upstream, parse
 
 MI = 2**20

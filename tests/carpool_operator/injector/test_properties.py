@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from carpool_operator.injector.decide import Settings
 from carpool_operator.injector.jsonpatch import diff
 from carpool_operator.injector.patch import unpatch
+from carpool_operator.injector.quotas import UNKNOWN, Surroundings
 from carpool_operator.injector.reasons import Reason
-from carpool_operator.injector.room import UNKNOWN, Surroundings
 from carpool_operator.webhook.review import judge
 from carpool_sidecar.config.settings import parse
 

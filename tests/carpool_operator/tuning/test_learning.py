@@ -71,10 +71,10 @@ def test_another_policy_keeps_the_model_and_forgets_another_promise():
     tuner = learned.tuner
     learned.follow(spec(bounds=Bounds(max_batch=IntRange(max=4))).policy(), None)
     assert learned.parameters.max_batch <= 4
-    assert learned.promise.kept is True
+    assert learned.slo_status.met is True
     assert learned.tuner is tuner
     learned.follow(spec(0.2).policy(), None)
-    assert learned.promise.kept is None
+    assert learned.slo_status.met is None
 
 
 def test_recommend_forecasts_what_pods_run_and_not_what_they_were_given():

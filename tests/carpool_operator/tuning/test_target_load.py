@@ -8,8 +8,8 @@ from carpool.batching.counters import ModelStats
 from carpool.forecasting.capacity import replicas
 from carpool.policy.spec import Objective
 from carpool_operator.api.annotations import AUTOSCALED
-from carpool_operator.tuning.capacity import LEAST, SELDOM, SPAN, WINDOW, TargetLoad
 from carpool_operator.tuning.evidence import Rates, Sample
+from carpool_operator.tuning.target_load import LEAST, SELDOM, SPAN, WINDOW, TargetLoad
 from carpool_operator.tuning.token_streams import StreamSample
 
 

@@ -105,9 +105,9 @@ def test_a_pod_that_is_gone_counts_no_more():
 def test_the_promise_is_broken_by_misses_and_kept_without():
     fleet = Fleet()
     fleet.pass_by(300, hits=8)
-    assert fleet.fleet.promise.kept
+    assert fleet.fleet.slo_status.met
     fleet.pass_by(60, hits=8, refused=2)
-    assert fleet.fleet.promise.kept is False
+    assert fleet.fleet.slo_status.met is False
 
 
 def test_another_versions_histogram_says_nothing_and_counters_never_fall():

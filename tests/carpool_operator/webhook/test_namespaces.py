@@ -8,7 +8,7 @@ import json
 import pytest
 
 from carpool_operator.cluster.kube import ApiError
-from carpool_operator.injector.room import UNREAD
+from carpool_operator.injector.quotas import UNREAD
 from carpool_operator.webhook import namespaces as module
 from carpool_operator.webhook.namespaces import KEEP, MOST, Namespaces
 

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from carpool_operator.injector.decide import Settings
-from carpool_operator.injector.room import Surroundings
+from carpool_operator.injector.quotas import Surroundings
 from carpool_operator.webhook import server as module
 from carpool_operator.webhook.certificates import issue
 from carpool_operator.webhook.server import MAX_REVIEW, Injector

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from carpool.exchange.change import Change, encode
 from carpool.policy.parameters import Parameters
 from carpool_sidecar.admin.changes import BODY, SIGNATURE, Changes
-from carpool_sidecar.admin.signing import Authority, Refused
+from carpool_sidecar.admin.signatures import Authority, Refused
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 TARGET = "ns/Deployment/a"

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from carpool.exchange.change import Change, Ticket, encode
 from carpool.policy.parameters import Parameters
-from carpool_sidecar.admin.signing import REMEMBERED, SKEW, Authority, Refused
+from carpool_sidecar.admin.signatures import REMEMBERED, SKEW, Authority, Refused
 
 NOW = 1.79e9
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))

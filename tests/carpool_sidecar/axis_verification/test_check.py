@@ -9,11 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.policy.spec import SequenceAxis
-from carpool_sidecar.protocols import CODECS, route
-from carpool_sidecar.protocols.common import Portion
-from carpool_sidecar.protocols.headers import read
-from carpool_sidecar.protocols.padding import Sequence
-from carpool_sidecar.verification.check import (
+from carpool_sidecar.axis_verification.check import (
     EVERY_BATCHES,
     EVERY_SECONDS,
     LONE,
@@ -26,7 +22,11 @@ from carpool_sidecar.verification.check import (
     Kind,
     Live,
 )
-from carpool_sidecar.verification.samples import MAX_SAMPLES, Sample, Samples, Shelf, digest_of
+from carpool_sidecar.axis_verification.samples import MAX_SAMPLES, Sample, Samples, Shelf, digest_of
+from carpool_sidecar.protocols import CODECS, route
+from carpool_sidecar.protocols.common import Portion
+from carpool_sidecar.protocols.headers import read
+from carpool_sidecar.protocols.padding import Sequence
 
 V1 = CODECS["v1"]
 ROOMY = 1000

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from carpool_sidecar.verification.check import LONE, TRIALS
+from carpool_sidecar.axis_verification.check import LONE, TRIALS
 
 LENGTH = b"Inference-Header-Content-Length"
 FIXED = {"*": {"maxBatch": 8, "maxInFlight": 1}}

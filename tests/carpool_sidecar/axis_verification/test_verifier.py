@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from carpool.batching.requests import Estimate
+from carpool_sidecar.axis_verification import verifier as verifier_module
+from carpool_sidecar.axis_verification.check import LONE, TRIALS
+from carpool_sidecar.axis_verification.record import FREE_ROWS
 from carpool_sidecar.http1.messages import find
-from carpool_sidecar.verification import verifier as verifier_module
-from carpool_sidecar.verification.check import LONE, TRIALS
-from carpool_sidecar.verification.record import FREE_ROWS
 
 FIRST = [{"name": "m", "axis": "First"}]
 FIXED = {"*": {"maxBatch": 8, "maxInFlight": 1}}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.policy.plain import PolicyError
-from carpool_sidecar.config.itself import refuse
+from carpool_sidecar.config.own_address import refuse
 from carpool_sidecar.config.settings import Upstream
 
 

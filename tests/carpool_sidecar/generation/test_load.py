@@ -6,7 +6,7 @@ import pytest
 
 from carpool.generation import calibration
 from carpool_sidecar.generation.load import Rate
-from carpool_sidecar.tuning.capacity import SPAN
+from carpool_sidecar.tuning.replica_load import SPAN
 
 
 class Clock:

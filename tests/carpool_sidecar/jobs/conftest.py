@@ -7,7 +7,7 @@ import pytest
 from carpool_sidecar.config.settings import Jobs
 from carpool_sidecar.jobs.storage.batches import Batches
 from carpool_sidecar.jobs.storage.database import Database
-from carpool_sidecar.jobs.storage.store import Store
+from carpool_sidecar.jobs.storage.jobs import JobStore
 
 
 class Disk:
@@ -19,7 +19,7 @@ class Disk:
 
     def open(self):
         self.database = Database(self.settings.path)
-        self.store = Store(self.database, self.settings)
+        self.store = JobStore(self.database, self.settings)
         self.batches = Batches(self.database, self.store, self.settings)
 
     def again(self, now=0.0, *, idempotent=True):

@@ -8,8 +8,8 @@ import pytest
 from carpool.batching.counters import ModelStats, Stats
 from carpool.forecasting.capacity import Capacity
 from carpool.policy.parameters import Parameters
-from carpool_sidecar.tuning.capacity import SPAN, LoadWatch, Utilization
 from carpool_sidecar.tuning.messages import Measured
+from carpool_sidecar.tuning.replica_load import SPAN, LoadWatch, Utilization
 
 HUNDRED = Capacity(100.0, 80.0, Parameters(max_batch=8))
 

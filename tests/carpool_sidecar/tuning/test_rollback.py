@@ -10,7 +10,7 @@ from carpool.batching.requests import Refused
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import for_p99
 from carpool_sidecar.models import OTHER
-from carpool_sidecar.tuning.guard import Guard
+from carpool_sidecar.tuning.rollback import Guard
 
 FIRST, SECOND, THIRD = (Parameters(max_batch=size) for size in (4, 8, 16))
 POLICY = for_p99(0.05)

@@ -10,7 +10,7 @@ from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, po
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
 from carpool_cli.kubectl.preflight.network.judging import admin_port, network_policies, understood
-from carpool_cli.kubectl.preflight.room import room_for_all
+from carpool_cli.kubectl.preflight.quotas import room_for_all
 from carpool_cli.kubectl.preflight.scene import addresses
 from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of

@@ -15,8 +15,8 @@ from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of
 from carpool_operator.injector.decide import SIDECAR, Inject, Settings, annotations_of, decide, target_of
 from carpool_operator.injector.patch import patch
+from carpool_operator.injector.quotas import Surroundings, hard
 from carpool_operator.injector.reasons import Skip
-from carpool_operator.injector.room import Surroundings, hard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

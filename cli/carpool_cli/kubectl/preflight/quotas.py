@@ -8,8 +8,8 @@ import msgspec
 
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact
 from carpool_cli.kubectl.preflight.ways import LEAST
+from carpool_operator.injector.quotas import counts, hard, measured
 from carpool_operator.injector.resources import amount, amount_text, total
-from carpool_operator.injector.room import counts, hard, measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

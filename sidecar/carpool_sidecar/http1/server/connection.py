@@ -1,8 +1,8 @@
 """One connection of the server: the methods that its transport, the server and its exchanges call.
 
-It has these parts, which know nothing of it: `Wire` (the transport, and the phase of the connection), `Patience` (what
-the client has time for), `Intake` (the body under way), `Incoming` (bytes become exchanges) and `Outgoing` (answers, in
-order).
+It has these parts, which know nothing of it: `Wire` (the transport, and the phase of the connection), `TimeLimits`
+(what the client has time for), `Intake` (the body under way), `Incoming` (bytes become exchanges) and `Outgoing`
+(answers, in order).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from carpool_sidecar.http1.parsing import HttpError
 from carpool_sidecar.http1.server.incoming import Incoming
 from carpool_sidecar.http1.server.intake import Intake
 from carpool_sidecar.http1.server.outgoing import Outgoing
-from carpool_sidecar.http1.server.patience import Patience
+from carpool_sidecar.http1.server.time_limits import TimeLimits
 from carpool_sidecar.http1.server.wire import Phase, Wire
 from carpool_sidecar.http1.sockets import peer_has_reset
 from carpool_sidecar.http1.timing import NEVER
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 class Connection(asyncio.Protocol):
     """One accepted connection. The server calls `expire` a few times a second, for its deadlines."""
 
-    __slots__ = ("_incoming", "_intake", "_outgoing", "_patience", "_server", "_wire", "peer")
+    __slots__ = ("_incoming", "_intake", "_outgoing", "_server", "_time_limits", "_wire", "peer")
 
     _wire: Wire
-    _patience: Patience
+    _time_limits: TimeLimits
     _intake: Intake
     _outgoing: Outgoing
     _incoming: Incoming
@@ -54,10 +54,10 @@ class Connection(asyncio.Protocol):
         phase = Phase.OPEN if server.passage is None else Phase.UNKNOWN
         # Only stream sockets are served; uvloop's transports are no subclasses of asyncio's.
         wire = self._wire = Wire(cast("asyncio.Transport", transport), limits, clock, budget, phase)
-        patience = self._patience = Patience(limits, clock())
+        time_limits = self._time_limits = TimeLimits(limits, clock())
         intake = self._intake = Intake(limits, budget)
-        outgoing = self._outgoing = Outgoing(app, clock, limits.max_pipelined, wire, intake, patience)
-        self._incoming = Incoming(app, clock, limits, server.turns, server.passage, wire, intake, patience, outgoing)
+        outgoing = self._outgoing = Outgoing(app, clock, limits.max_pipelined, wire, intake, time_limits)
+        self._incoming = Incoming(app, clock, limits, server.turns, server.passage, wire, intake, time_limits, outgoing)
         if not server.opened(self):
             text = f"{limits.max_connections} connections are open; raise max_connections or replicas"
             self._incoming.refuse(self, HttpError(503, "too-many-connections", text))
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         """Handle the end of the connection: incomplete answers are dropped."""
         self._wire.lost()
-        self._patience.deadline = NEVER
+        self._time_limits.deadline = NEVER
         body_of = self._intake.lost()
         lost = [exchange for exchange in self._outgoing.queue if exchange.known]
         for exchange in self._outgoing.queue:
@@ -140,14 +140,14 @@ class Connection(asyncio.Protocol):
         if wire.phase is Phase.LINGERING:
             return 1.0
         if wire.unread:
-            return self._patience.used_by_head(now)
-        return self._patience.used_between(now, first=not wire.written)
+            return self._time_limits.used_by_head(now)
+        return self._time_limits.used_between(now, first=not wire.written)
 
     def holds_back(self, now: float, patience: float) -> int:
         """Return the bytes held for a client that did not read its answer, or send its body, for so long."""
         held = self._wire.holds_back(now, patience)
         exchange = self._intake.exchange
-        if exchange is not None and self._patience.body_takes(now) > patience:
+        if exchange is not None and self._time_limits.body_takes(now) > patience:
             held += exchange.buffered
         return held
 
@@ -166,8 +166,8 @@ class Connection(asyncio.Protocol):
         if wire.is_overdue(now):
             wire.transport.abort()
             return
-        if now >= self._patience.deadline:
-            self._patience.deadline = NEVER
+        if now >= self._time_limits.deadline:
+            self._time_limits.deadline = NEVER
             self._hurry(now)
         if wire.eof and self._outgoing.queue and peer_has_reset(wire.transport):
             wire.transport.abort()
@@ -176,10 +176,10 @@ class Connection(asyncio.Protocol):
         """Handle the end of the client's time for its next request, its head or its body."""
         exchange = self._intake.exchange
         if exchange is not None:
-            if (refusal := self._patience.body_is_late(now, self._intake.size)) is not None:
+            if (refusal := self._time_limits.body_is_late(now, self._intake.size)) is not None:
                 self._incoming.break_body(exchange, refusal)
         elif self._wire.unread:
-            self._incoming.refuse(self, self._patience.head_is_late())
+            self._incoming.refuse(self, self._time_limits.head_is_late())
         else:
             self._wire.transport.close()
 
@@ -242,7 +242,7 @@ class Connection(asyncio.Protocol):
         """
         wire = self._wire
         wire.write([head])
-        self._patience.deadline = NEVER
+        self._time_limits.deadline = NEVER
         exchange.sent_at = self._server.clock()
         exchange.ended = True
         exchange.known = False

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.server.exchange import Application
     from carpool_sidecar.http1.server.intake import Intake
     from carpool_sidecar.http1.server.outgoing import Outgoing
-    from carpool_sidecar.http1.server.patience import Patience
+    from carpool_sidecar.http1.server.time_limits import TimeLimits
     from carpool_sidecar.http1.server.wire import Wire
     from carpool_sidecar.http1.timing import Turns
 
@@ -33,8 +33,20 @@ class Incoming:
     """
 
     __slots__ = (
-        "_app", "_clock", "_discarded", "_heads", "_intake", "_limits", "_outgoing", "_parsing", "_passage",
-        "_patience", "_reading", "_turns", "_wire", "_yielded",
+        "_app",
+        "_clock",
+        "_discarded",
+        "_heads",
+        "_intake",
+        "_limits",
+        "_outgoing",
+        "_parsing",
+        "_passage",
+        "_reading",
+        "_time_limits",
+        "_turns",
+        "_wire",
+        "_yielded",
     )  # fmt: skip
 
     def __init__(
@@ -46,7 +58,7 @@ class Incoming:
         passage: Callable[[Exchange], None] | None,
         wire: Wire,
         intake: Intake,
-        patience: Patience,
+        time_limits: TimeLimits,
         outgoing: Outgoing,
     ) -> None:
         self._app = app
@@ -56,7 +68,7 @@ class Incoming:
         self._passage = passage
         self._wire = wire
         self._intake = intake
-        self._patience = patience
+        self._time_limits = time_limits
         self._outgoing = outgoing
         self._heads = HeadReader(limits)
         self._parsing = False
@@ -84,14 +96,14 @@ class Incoming:
         http1 = speaks_http1(data)
         if http1 is None:
             wire.unread = data
-            self._patience.await_protocol(self._clock())
+            self._time_limits.await_protocol(self._clock())
             return False
         wire.phase = Phase.OPEN
         if http1:
             return True
         assert self._passage is not None  # noqa: S101 - for the type checker
         wire.unread = data
-        self._patience.deadline = NEVER
+        self._time_limits.deadline = NEVER
         exchange = Exchange(connection, FOREIGN, 0)
         self._outgoing.append(exchange)
         self._passage(exchange)
@@ -113,7 +125,7 @@ class Incoming:
                     head, position = self._heads.read(data, position)
                     if head is None:
                         if self._heads.check(data[position:]):
-                            self._patience.await_head(self._clock())
+                            self._time_limits.await_head(self._clock())
                         break
                     position = self._accept(connection, head, data, position)
                 # One read of the socket may hold 10,000 requests, or 40,000 chunks; a large one has more behind it.
@@ -163,7 +175,7 @@ class Incoming:
             self._begin_body(exchange, head, awaited=position == len(data))
             return position
 
-        self._patience.deadline = NEVER
+        self._time_limits.deadline = NEVER
         if not head.keep_alive:
             self._wire.move_to(_ENDING)
         exchange.received_at = self._clock()
@@ -189,7 +201,7 @@ class Incoming:
         """Ask the application what to do with a body; `awaited`: no byte of it has arrived yet."""
         intake = self._intake
         intake.begin(exchange, head.length)
-        self._patience.await_body(self._clock())
+        self._time_limits.await_body(self._clock())
         if head.expects_continue and awaited:
             intake.continue_for = exchange
         self._app.head(exchange)
@@ -211,11 +223,11 @@ class Incoming:
             if not exchange.keep_alive:
                 self._wire.move_to(_ENDING)
             now = exchange.received_at = self._clock()
-            self._patience.deadline = NEVER
+            self._time_limits.deadline = NEVER
             if not exchange.ended:
                 self._deliver(exchange)
             elif not self._outgoing.queue:
-                self._patience.await_request(now)
+                self._time_limits.await_request(now)
         return stop
 
     def _deliver(self, exchange: Exchange) -> None:
@@ -258,7 +270,7 @@ class Incoming:
     def refuse(self, connection: Connection, refusal: HttpError) -> None:
         """Answer a malformed request with an error, after the answers to earlier requests."""
         self._wire.move_to(Phase.REFUSED)
-        self._patience.deadline = NEVER
+        self._time_limits.deadline = NEVER
         exchange = Exchange(connection, UNREAD, 0)
         exchange.known = False
         exchange.keep_alive = False
@@ -296,6 +308,6 @@ class Incoming:
         if self._intake.exchange is not None and wire.phase is not _LINGERING:
             # Only the client's own time counts.
             if want:
-                self._patience.resume(self._clock())
+                self._time_limits.resume(self._clock())
             else:
-                self._patience.pause(self._clock())
+                self._time_limits.pause(self._clock())

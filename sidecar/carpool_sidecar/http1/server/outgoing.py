@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from carpool_sidecar.http1.server.exchange import Application, Exchange
     from carpool_sidecar.http1.server.intake import Intake
-    from carpool_sidecar.http1.server.patience import Patience
+    from carpool_sidecar.http1.server.time_limits import TimeLimits
     from carpool_sidecar.http1.server.wire import Wire
 
 
@@ -25,7 +25,7 @@ class Outgoing:
     `limit`: so many of them, and no more requests are read. It is 1 while what comes next may be of another protocol.
     """
 
-    __slots__ = ("_aborted", "_app", "_clock", "_intake", "_max_pipelined", "_patience", "_wire", "limit", "queue")
+    __slots__ = ("_aborted", "_app", "_clock", "_intake", "_max_pipelined", "_time_limits", "_wire", "limit", "queue")
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class Outgoing:
         max_pipelined: int,
         wire: Wire,
         intake: Intake,
-        patience: Patience,
+        time_limits: TimeLimits,
     ) -> None:
         self._app = app
         self._clock = clock
         self._max_pipelined = max_pipelined
         self._wire = wire
         self._intake = intake
-        self._patience = patience
+        self._time_limits = time_limits
         self._aborted: Exchange | None = None  # the answer at which the connection is to be cut
         self.queue: deque[Exchange] = deque()
         self.limit = max_pipelined
@@ -84,7 +84,7 @@ class Outgoing:
             # Read on, to skip the rest of its body.
             intake.paused = False
         elif not queue and not self._wire.unread:
-            self._patience.await_request(now)
+            self._time_limits.await_request(now)
             if self._wire.eof:
                 self.finish()
         if exchange.known:
@@ -141,4 +141,4 @@ class Outgoing:
             wire.close()
         else:
             wire.linger()
-            self._patience.deadline = NEVER
+            self._time_limits.deadline = NEVER

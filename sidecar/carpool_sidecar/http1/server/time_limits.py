@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.limits import ServerLimits
 
 
-class Patience:
+class TimeLimits:
     """The time that a client has for its next request, its head, or its body.
 
     `deadline` is when that is over; moving it is an assignment. While a body is not read, only the client's own time

@@ -10,12 +10,12 @@ import msgspec
 from carpool_sidecar.jobs.records import ANY, Batch, Call, File, Outcome, Place, Refused, Rest, Stage, Task, path_of
 from carpool_sidecar.jobs.storage import lines
 from carpool_sidecar.jobs.storage.database import SHIFT
-from carpool_sidecar.jobs.storage.store import MOST_ATTEMPTS, MOST_INTERRUPTED, PURGED
+from carpool_sidecar.jobs.storage.jobs import MOST_ATTEMPTS, MOST_INTERRUPTED, PURGED
 
 if TYPE_CHECKING:
     from carpool_sidecar.config.settings import Jobs
     from carpool_sidecar.jobs.storage.database import Database
-    from carpool_sidecar.jobs.storage.store import Store
+    from carpool_sidecar.jobs.storage.jobs import JobStore
 
 PIECE = 256 * 1024
 """Bytes of a file in one row."""
@@ -34,7 +34,7 @@ _JSON = [("content-type", "application/json")]
 class Batches:
     """The files and batches. All methods are work for the writer's thread."""
 
-    def __init__(self, database: Database, store: Store, settings: Jobs) -> None:
+    def __init__(self, database: Database, store: JobStore, settings: Jobs) -> None:
         self._run = database.connection.execute
         self._store = store
         self._settings = settings

@@ -43,7 +43,7 @@ class Cancelled(NamedTuple):
     forgotten: bool
 
 
-class Store:
+class JobStore:
     """The jobs. ``now`` is in seconds since 1970."""
 
     def __init__(self, database: Database, settings: Jobs) -> None:

@@ -19,9 +19,9 @@ from carpool_operator.tuning.sources import streams
 from carpool_operator.tuning.sources.samples import UnusableError
 from carpool_operator.tuning.sources.scrapes import GENERATION, POD_MONITOR, Series, reports
 from carpool_sidecar.admin.metrics import PREFIX
+from carpool_sidecar.generation.engine_streams import Streams
 from carpool_sidecar.generation.metrics import METRICS, fill
 from carpool_sidecar.generation.reporting import report_of
-from carpool_sidecar.generation.streams import Streams
 
 KINDS = {
     "counter": core.CounterMetricFamily,

@@ -8,7 +8,7 @@ import pytest
 from carpool.policy.durations import Duration, Quantity
 from carpool_sidecar.jobs.records import Answer, Call, Outcome, Refused, Rest, State
 from carpool_sidecar.jobs.storage.database import Database, UnusableError
-from carpool_sidecar.jobs.storage.store import MOST_ATTEMPTS, MOST_INTERRUPTED
+from carpool_sidecar.jobs.storage.jobs import MOST_ATTEMPTS, MOST_INTERRUPTED
 
 CALL = Call("POST", "/v1/models/m:predict", [("content-type", "application/json")], b'{"instances":[1.50]}')
 GOOD = Answer(200, [(b"x-a", b"\xe9")], b"good")

@@ -23,7 +23,7 @@ UNAVAILABLE = 503
 """A server that answers this is not ready, whatever its protocol."""
 
 
-class Speech(Enum):
+class ServerProtocol(Enum):
     """The server's protocol, as shown by its answers since it was last gone."""
 
     UNKNOWN = auto()
@@ -31,7 +31,7 @@ class Speech(Enum):
     OTHER = auto()
 
 
-class Heard:
+class ProtocolDetection:
     """The server's protocol. If the readiness path is configured, only answers to V2's requests are judged."""
 
     def __init__(self, backend: Backend) -> None:
@@ -39,22 +39,22 @@ class Heard:
         self._refusing: float | None = None  # since when all V2 health requests are answered with 503
         self._spoke_v2 = False  # at any time; it is the same server after a restart
         self._refuses_all = False  # it did so for LOADING
-        self.speech = Speech.UNKNOWN
+        self.protocol = ServerProtocol.UNKNOWN
 
     def gone(self) -> None:
         """Note that the server was gone, and may now be another process."""
-        self.speech, self._refusing = Speech.UNKNOWN, None
+        self.protocol, self._refusing = ServerProtocol.UNKNOWN, None
 
     async def take(self, answer: Document, now: float) -> None:
         """Take the answer about the model's readiness; if it is not conclusive, send the other health request."""
         named = self._backend.readiness
         if named is None:
-            self.speech = await self._judged(answer, now)
+            self.protocol = await self._judged(answer, now)
         elif named == READY and 0 < answer.status < 400:
-            self.speech = Speech.V2
-        self._spoke_v2 = self._spoke_v2 or self.speech is Speech.V2
+            self.protocol = ServerProtocol.V2
+        self._spoke_v2 = self._spoke_v2 or self.protocol is ServerProtocol.V2
 
-    async def _judged(self, answer: Document, now: float) -> Speech:
+    async def _judged(self, answer: Document, now: float) -> ServerProtocol:
         """Return the protocol of a server that gave this answer to V2's readiness request.
 
         TensorFlow Serving answers every unknown path with 400, which means "not ready" for Triton. A Triton that
@@ -62,20 +62,20 @@ class Heard:
         with 503 for long does not know them, unless it ever answered one; a server that knows either is not ready.
         """
         refusing, self._refusing = self._refusing, None
-        if self.speech is Speech.V2 or 0 < answer.status < 400:
-            return Speech.V2
+        if self.protocol is ServerProtocol.V2 or 0 < answer.status < 400:
+            return ServerProtocol.V2
         if answer.status in NOT_SPOKEN:
-            return Speech.OTHER
-        busy = answer.status == UNAVAILABLE and self.speech is Speech.OTHER and not self._refuses_all
+            return ServerProtocol.OTHER
+        busy = answer.status == UNAVAILABLE and self.protocol is ServerProtocol.OTHER and not self._refuses_all
         if answer.status == 0 or busy:
-            return self.speech
+            return self.protocol
         live = await self._backend.ask(LIVE)
         if 0 < live.status < 400:
-            return Speech.V2
+            return ServerProtocol.V2
         if answer.status != UNAVAILABLE:
-            return self.speech if live.status in {0, UNAVAILABLE} else Speech.OTHER
+            return self.protocol if live.status in {0, UNAVAILABLE} else ServerProtocol.OTHER
         if live.status != UNAVAILABLE or self._spoke_v2:
-            return self.speech
+            return self.protocol
         self._refusing = now if refusing is None else refusing
         self._refuses_all = self._refuses_all or now - self._refusing >= LOADING
-        return Speech.OTHER if self._refuses_all else self.speech
+        return ServerProtocol.OTHER if self._refuses_all else self.protocol
