@@ -94,10 +94,18 @@ def test_counters_that_began_anew_are_no_negative_rate():
 
 def test_utilization_is_of_the_last_seconds_and_says_what_batching_would_leave_of_it():
     watch = watched(stats(0.0, 0.0, m=0), stats(10.0, 6.0, m=100))
-    now = watch.now({"m": Utilization(0.58, 0.6, 0.38)}, {})
+    now = watch.now({"m": Utilization(0.58, 0.6, 0.29)}, {})
     assert now.utilization == pytest.approx(0.6)
-    assert now.lowest_utilization == pytest.approx(0.4)
-    assert watch.now({"m": Utilization(0.9, 0.6, 0.1)}, {}).lowest_utilization == 0.0
+    assert now.lowest_utilization == pytest.approx(0.3)
+    # Both forecasts are of the whole device: batching of one model saves a third of it, and of the other a half.
+    both = {"m": Utilization(0.6, 0.6, 0.4), "n": Utilization(0.6, 0.6, 0.3)}
+    assert watch.now(both, {}).lowest_utilization == pytest.approx(0.6 * (1 - 1 / 3 - 1 / 2))
+    assert watch.now({}, {}).lowest_utilization == pytest.approx(0.6), "nothing is forecast yet"
+
+
+def test_when_a_load_begins_the_lowest_utilization_is_not_0():
+    watch = watched(stats(0.0, 0.0, m=0), stats(10.0, 2.0, m=100))
+    assert watch.now({"m": Utilization(0.9, 0.6, 0.45)}, {}).lowest_utilization == pytest.approx(0.1)
 
 
 def test_a_server_that_computes_several_batches_at_once_is_busy_by_their_share():
