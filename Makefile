@@ -47,7 +47,7 @@ programs: $(STAMP)
 	@PYTHONPATH=tests/cluster $(BIN)/python -m minicluster.binaries --get
 	@PYTHONPATH=tests/cluster $(BIN)/python -m minicluster.foreign
 
-# With mmdebstrap, umoci and skopeo; root installs what is missing, others are told how. IMAGE=sidecar, ARCHITECTURE=arm64
+# With mmdebstrap, umoci and skopeo; root installs what is missing, others see how. IMAGE=sidecar, ARCHITECTURE=arm64
 # for one; MIRROR=URL for another archive of Debian's, such as a snapshot.
 images: $(STAMP) ## Build the sidecar's and the operator's OCI image, without a container engine (minutes)
 	@$(BIN)/python images/programs.py mmdebstrap umoci skopeo

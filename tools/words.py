@@ -36,6 +36,8 @@ MESSAGES = ("cli", "sidecar", "operator")
 """Folders whose messages are read."""
 NOTES = ("benchmarks", "charts", "cli", "core", "images", "operator", "sidecar", "tests", "tools")
 """Folders whose docstrings and comments are read."""
+OTHERS = ("Makefile", "charts/**/*.yaml", "examples/**/*.yaml")
+"""Files whose comments are read: lines that begin with `#`."""
 
 _TARGET = r"(?:SLO|p(?:50|9\d+)|promise)"
 _KEPT = r"(?:holds?|held|keep|keeps|kept|breaks?|broke|broken)"
@@ -100,6 +102,13 @@ def notes(source: str) -> Iterator[tuple[int, str]]:
         yield from ((number, _without_code(line)) for number, line in _lines(node))
 
 
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Lines that are comments, with their numbers and without code."""
+    for number, line in enumerate(source.split("\n"), 1):
+        if line.lstrip().startswith("#"):
+            yield number, _without_code(line)
+
+
 def _silent(tree: ast.Module) -> Iterator[ast.expr]:
     """Yield the expressions that are statements, docstrings among them, without those that click shows."""
     for node in ast.walk(tree):
@@ -133,8 +142,9 @@ def findings(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str, str]]
 def wrong(root: Path, allowed: Iterable[tuple[str, str]] = ALLOWED) -> list[str]:
     """Say what is wrong, a line each."""
     unused, lines = set(allowed), []
-    pages = sorted({path for pattern in PAGES for path in root.glob(pattern)})
-    parts = [(path, prose) for path in pages]
+    parts = []
+    for read, patterns in ((prose, PAGES), (comments, OTHERS)):
+        parts += [(path, read) for path in sorted({path for pattern in patterns for path in root.glob(pattern)})]
     for read, folders in ((messages, MESSAGES), (notes, NOTES)):
         parts += [(path, read) for folder in folders for path in sorted((root / folder).rglob("*.py"))]
     for path, read in parts:

@@ -90,11 +90,11 @@ class Controller:
         # 2. Steer
         documents: list[Document] = []
         happened: list[tuple[Target, Happening]] = []
-        kept = self._kept()
+        met = self._met()
         for target, steering in self._steerings.items():
             workload = view.workloads.get(target)
             wanted = workload is not None and (asks(workload) or bool(view.pods.get(target)))
-            sent, happenings = steering.step(view, spec, wanted=wanted, kept=kept)
+            sent, happenings = steering.step(view, spec, wanted=wanted, met=met)
             documents += sent
             happened += [(target, each) for each in happenings]
         # 3. Report the result
@@ -150,7 +150,7 @@ class Controller:
             for target, steering in self._steerings.items()
         )
 
-    def _kept(self) -> bool | None:
+    def _met(self) -> bool | None:
         said = _found(self._conditions, ConditionType.SLO_MET)
         return None if said is None or said.status is UNKNOWN else said.status is ConditionStatus.TRUE
 

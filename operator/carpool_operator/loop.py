@@ -140,7 +140,7 @@ class Loop:
         self._left_out = self._hurried = False
         """Whether the pass had no time for some policies, and whether the pass before had none."""
         self._p = parts
-        self._owned = AnnotatedPolicies(parts.defaults)
+        self._annotated = AnnotatedPolicies(parts.defaults)
         self._held: dict[Key, _Held] = {}
         self._busy: dict[Hashable, asyncio.Task[None]] = {}
         self._signed: dict[Target, tuple[Change, str, str, str]] = {}
@@ -182,7 +182,7 @@ class Loop:
         # 1. Policies for annotated workloads
         selected = select(p.fleet.policies, p.fleet.workloads())
         by_hand = assign((each for each in p.fleet.policies if not each.annotated), selected)
-        plan = self._owned.plan(p.fleet.workloads(), p.fleet.policies, p.fleet.namespaces, by_hand)
+        plan = self._annotated.plan(p.fleet.workloads(), p.fleet.policies, p.fleet.namespaces, by_hand)
         for wish in plan.keep:
             self._start(("policy", wish.workload.target), self._keep(wish))
         for policy in plan.drop:
@@ -270,7 +270,7 @@ class Loop:
 
     async def _keep(self, wish: Keep) -> None:
         async def write() -> None:
-            self._owned.kept(wish, self._took(await keep(self._p.writer, wish)).policy().spec)
+            self._annotated.kept(wish, self._took(await keep(self._p.writer, wish)).policy().spec)
 
         await self._write(("policy", wish.workload.target), PLURAL, write)
 

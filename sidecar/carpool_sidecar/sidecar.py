@@ -216,7 +216,7 @@ class Sidecar:
     @property
     def running(self) -> int:
         """The oldest version still partly in force: older than ``generation`` after a roll-back."""
-        return self.generation if self._change is None else self.control.guard.running
+        return self.generation if self._change is None else self.control.rollback.running
 
     @property
     def ready(self) -> bool:

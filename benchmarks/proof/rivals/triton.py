@@ -37,9 +37,9 @@ class Triton(Fifo):
 
     The delay and the largest batch follow the documentation's "Recommended Configuration Process" (server,
     docs/user_guide/batcher.md): as large as the latency budget allows. In its favour, they are right without trials:
-    the largest batch takes half the SLO, like Nexus's. The timeout, which is off by default, leaves the time that this
-    batch takes. The delay ends a tenth of the SLO before the timeout. There is an instance for each batch that the
-    device computes at once.
+    the largest batch takes half the SLO, like Nexus's. The timeout, which is off by default, is the SLO minus the
+    latency of this batch. The delay ends a tenth of the SLO before the timeout. There is an instance for each batch
+    that the device computes at once.
     """
 
     def __init__(self, *, slots: int, preferred: Iterable[int], delay: float, timeout: float = inf) -> None:

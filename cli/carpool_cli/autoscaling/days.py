@@ -242,10 +242,10 @@ def binned(times: Sequence[float], factor: float = 1.0) -> list[float]:
 
 def described(scaler: Autoscaler) -> str:
     """Describe an autoscaler's metrics and targets."""
-    what = " or ".join(_target(metric) for metric in scaler.metrics)
-    more = " (whichever asks for more)" if len(scaler.metrics) > 1 else ""
+    what = "; ".join(_target(metric) for metric in scaler.metrics)
+    most = "the most replicas by " if len(scaler.metrics) > 1 else ""
     window, zero = Duration(scaler.window), "" if scaler.least else f", to 0 after {Duration(scaler.cooldown)} idle"
-    return f"{what}{more}, {scaler.least} to {scaler.most} replicas, scale-in after {window}{zero}"
+    return f"{most}{what}, {scaler.least} to {scaler.most} replicas, scale-in after {window}{zero}"
 
 
 def _target(metric: Metric) -> str:

@@ -113,7 +113,8 @@ def _scaled_object(spec: Mapping[str, Any]) -> Autoscaler:
     triggers = _list(spec, "triggers", "spec")
     metrics = tuple(_trigger(each) for each in triggers if each.get("type") != WAKES)
     if not metrics:
-        raise AutoscalerError(f"spec.triggers: none but {WAKES} says how many replicas to run: name one that does")
+        only = f" {WAKES} only starts the first one" if triggers else ""
+        raise AutoscalerError(f"spec.triggers: none says how many replicas to run: name one that does.{only}")
     least = _whole(spec.get("minReplicaCount", 0), "spec.minReplicaCount", 0)
     if not least and not any(each.get("type") == WAKES for each in triggers):
         raise AutoscalerError(

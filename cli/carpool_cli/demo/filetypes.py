@@ -52,7 +52,7 @@ def model(folder: Path, rate: float) -> RealModel:
         inputs=inputs,
         requests=[request_of("v2-binary", to_tensors(row)) for row in inputs],
         expected=expected,
-        in_company=direct(path, inputs, "target_label", copies=2),
+        in_batch=direct(path, inputs, "target_label", copies=2),
         words=[(str(file.relative_to(folder)), label) for file, label in zip(files, said, strict=True)],
         rate=rate,
     )

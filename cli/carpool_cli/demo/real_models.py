@@ -70,7 +70,7 @@ class RealModel(NamedTuple):
     requests: Sequence[Request]
     """The same inputs as requests."""
     expected: Sequence[Array]
-    in_company: Sequence[Array]
+    in_batch: Sequence[Array]
     """The same answers, of each row in a batch with itself."""
     words: Sequence[tuple[str, str]]
     """Each request's subject and the meaning of its answer; empty if answers are only numbers."""
@@ -250,7 +250,7 @@ def _check(model: RealModel, driven: Driven) -> tuple[int, int, float]:
         answer = tensors.decode_answer(body, find(headers, tensors.HEADER_LENGTH))
         scores = from_tensors(answer.tensors)[model.output][0]
         batched = find(headers, b"x-carpool-batch-size") not in {None, b"1"}
-        off = float(np.abs(scores - (model.in_company if batched else model.expected)[which]).max())
+        off = float(np.abs(scores - (model.in_batch if batched else model.expected)[which]).max())
         # Not `off > TOLERANCE`: NaN must not count as equal.
         if not off <= TOLERANCE or scores.argmax() != model.expected[which].argmax():
             raise DemoError(f"{model.name}: the answer to request {index} is off by {off:g}, tolerance {TOLERANCE:g}")

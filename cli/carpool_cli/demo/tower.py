@@ -51,7 +51,7 @@ def model(folder: Path, width: int, rate: float) -> RealModel:
         inputs=inputs,
         requests=[request_of("v2-binary", to_tensors(row)) for row in inputs],
         expected=direct(path, inputs, "scores"),
-        in_company=direct(path, inputs, "scores", copies=2),
+        in_batch=direct(path, inputs, "scores", copies=2),
         words=[],
         rate=rate,
     )

@@ -75,14 +75,14 @@ class Learned:
     """The operator's knowledge of one model of one target."""
 
     def __init__(
-        self, now: float, policy: BatchingPolicy, model: Model | None, parameters: Parameters, *, kept: bool | None
+        self, now: float, policy: BatchingPolicy, model: Model | None, parameters: Parameters, *, met: bool | None
     ) -> None:
         self.tuner = Tuner(policy, model, parameters)
         self.parameters = self.tuner.parameters
         """Used by all pods except canaries."""
         self.generation = 0
         """Generation that introduced them; 0: not published yet."""
-        self.slo_status = SloStatus(policy.slo.percentiles[-1][0], kept)
+        self.slo_status = SloStatus(policy.slo.percentiles[-1][0], met)
         self.seen_at = now
         self.decision: Decision | None = None
         self.decided = False

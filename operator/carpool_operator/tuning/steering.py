@@ -124,11 +124,11 @@ class Steering:
         self._recalled = {model.name: model.generation for model in models}
 
     def step(
-        self, view: View, spec: PolicySpec, *, wanted: bool, kept: bool | None
+        self, view: View, spec: PolicySpec, *, wanted: bool, met: bool | None
     ) -> tuple[list[Document], list[Happening]]:
         """Use the readings and decide.
 
-        ``wanted``: whether the pods should have documents at all. ``kept``: the SLO's last reported state, for models
+        ``wanted``: whether the pods should have documents at all. ``met``: the SLO's last reported state, for models
         that are new here.
         """
         now, pods = view.now, view.pods.get(self.target, ())
@@ -140,7 +140,7 @@ class Steering:
         if view.policy.paused:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
         # 1. The policy, and the pods to learn from.
-        self._follow(now, policy, part, kept)
+        self._follow(now, policy, part, met)
         if self.evidence.turn(pods):
             for learned in self.models.values():
                 learned.forget()
@@ -193,7 +193,7 @@ class Steering:
         said = change is not None and change.policy is not None and change.policy.tuning == part.tuning
         return without_modes(part, hold=not (of_today or said))
 
-    def _follow(self, now: float, policy: BatchingPolicy, part: BatchingPolicy, kept: bool | None) -> None:
+    def _follow(self, now: float, policy: BatchingPolicy, part: BatchingPolicy, met: bool | None) -> None:
         known = {model.name: model for model in policy.models}
         if self._restored is not None and not self.evidence.heard and not self.models:
             restored = self._restored.parameters
@@ -202,7 +202,7 @@ class Steering:
                 if name == EVERY:
                     self.every_since = generation
                 else:
-                    learned = self._meet(now, policy, name, kept, restored.get(name, restored.get(EVERY)))
+                    learned = self._meet(now, policy, name, met, restored.get(name, restored.get(EVERY)))
                     learned.generation, learned.decided = generation, name in restored
         # By the pods' readings, not by the clock: while no pod exists or can be read, nothing is forgotten.
         newest = self.evidence.newest
@@ -218,10 +218,10 @@ class Steering:
             self._call_back()
 
     def _meet(
-        self, now: float, policy: BatchingPolicy, name: str, kept: bool | None, parameters: Parameters | None = None
+        self, now: float, policy: BatchingPolicy, name: str, met: bool | None, parameters: Parameters | None = None
     ) -> Learned:
         known = next((model for model in policy.models if model.name == name), None)
-        learned = self.models[name] = Learned(now, policy, known, parameters or policy.baseline, kept=kept)
+        learned = self.models[name] = Learned(now, policy, known, parameters or policy.baseline, met=met)
         return learned
 
     def _forget_replaced(self, gathered: Gathered) -> None:

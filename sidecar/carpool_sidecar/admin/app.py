@@ -263,7 +263,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
         target=sidecar.config.target,
         generation=sidecar.generation,
         running=sidecar.running,
-        rolled_back=list(sidecar.control.guard.rolled_back.values()),
+        rolled_back=list(sidecar.control.rollback.rolled_back.values()),
         change_error=None if changes is None else changes.error,
         rejected={} if changes is None else dict(changes.rejected),
         slo_seconds=sidecar.driver.terms.due,

@@ -307,7 +307,7 @@ class Collector:
         if sidecar.changes is not None:
             for why, count in sidecar.changes.rejected.items():
                 put("changes_rejected", count, why)
-        for model, count in control.guard.counts.items():
+        for model, count in control.rollback.counts.items():
             put("rollbacks", count, sidecar.models.label(model))
         for path, counts in sidecar.forwarded.paths.items():
             for code, count in counts.statuses.items():

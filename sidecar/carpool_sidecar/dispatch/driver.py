@@ -16,8 +16,8 @@ from carpool_sidecar.dispatch.alarm import Alarm
 from carpool_sidecar.dispatch.answers import callers_fault
 from carpool_sidecar.dispatch.flights import Flights
 from carpool_sidecar.dispatch.merging import UNCHARGED, Merging
-from carpool_sidecar.dispatch.replies import answer, fail, refuse
 from carpool_sidecar.dispatch.request_counts import RequestCounts
+from carpool_sidecar.dispatch.sending_answers import answer, fail, refuse
 from carpool_sidecar.dispatch.terms import Terms
 from carpool_sidecar.dispatch.trials import Trials
 from carpool_sidecar.dispatch.waiters import Waiter

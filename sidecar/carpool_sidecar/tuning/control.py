@@ -20,7 +20,7 @@ from carpool_sidecar.models import OTHER
 from carpool_sidecar.tuning.busy import BusyMinutes
 from carpool_sidecar.tuning.messages import Decided, Measured, Observations, Observed, Setup
 from carpool_sidecar.tuning.replica_load import LoadWatch, ReplicaLoad, Utilization
-from carpool_sidecar.tuning.rollback import Guard
+from carpool_sidecar.tuning.rollback import Rollback
 from carpool_sidecar.tuning.tuner_link import TunerLink
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Control:
         self._stalls = stalls
         self._clock = clock
         self._log = log
-        self.guard = Guard(driver.batcher, self._put_in_force, log)
+        self.rollback = Rollback(driver.batcher, self._put_in_force, log)
         self._generation = 0
         """How often everything was forgotten and learned again."""
         self._restarts = 0
@@ -125,21 +125,21 @@ class Control:
         before, tuned = self._config, self.tunes
         self._config = config
         if change is None:
-            self.guard.end()
+            self.rollback.end()
         else:
-            self.guard.begin(config.policy, change)
+            self.rollback.begin(config.policy, change)
         same = self.tunes == tuned and config.policy == before.policy
         if not same or config.parameters != before.parameters:
             self._apply(keep=tuned and self.tunes)
             # An operator changes fixed parameters every minute: batch latency does not depend on them.
             if not same or self.tunes:
                 self._introduce()
-        self.guard.applied(self._clock())
+        self.rollback.applied(self._clock())
 
     def forget(self) -> None:
         """Forget what was learned: the upstream was replaced or restarted."""
         self._driver.do(self._batcher.restarted(self._clock()))
-        self.guard.forget()
+        self.rollback.forget()
         self._led_to.clear()
         self._restarts += 1
         self._load.forget()
@@ -149,7 +149,7 @@ class Control:
     def forget_model(self, model: str) -> None:
         """Forget what was learned of one model: the upstream serves another under its name."""
         self._driver.do(self._batcher.restarted(self._clock(), model=model))
-        self.guard.forget(model)
+        self.rollback.forget(model)
         self._led_to.pop(model, None)
         self._replaced[model] += 1
         self._mixed.add(model)
@@ -170,7 +170,7 @@ class Control:
     def look(self) -> None:
         """Test whether parameters from outside meet the SLO."""
         paused, self._stalled_looked = self._stalls.total - self._stalled_looked, self._stalls.total
-        self.guard.observe(self._clock(), stalled=paused > STALLED_SHARE * INTERVAL)
+        self.rollback.observe(self._clock(), stalled=paused > STALLED_SHARE * INTERVAL)
 
     def observe(self) -> None:
         """Send the tuner the counts since the last time."""
@@ -239,7 +239,7 @@ class Control:
             if undecided and name in self._led_to and name not in first:
                 # A model that it no longer names returns to what was in force: the baseline never was.
                 parameters, undecided = limits.clamp(self._led_to[name]), 0
-            parameters = self.guard.allowed(name, parameters)
+            parameters = self.rollback.allowed(name, parameters)
             self._driver.do(batcher.configure(parameters, now, model=name, undecided=undecided))
         ended = {name: ran for name, ran in first.items() if states[name].first_calls is None}
         self._led_to |= ended if config.target else {}

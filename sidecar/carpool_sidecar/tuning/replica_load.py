@@ -139,9 +139,10 @@ class LoadWatch:
         # Wall time with a batch in flight; if the server computes several at once, the used share of its capacity.
         busy = min((last.busy - first.busy) / seconds, work / seconds, 1.0) if seconds >= LEAST else 0.0
         # As a share of the forecast, which may be of a load that just began: the last seconds were less busy. Each
-        # forecast is of the whole device, other models included.
-        forecast = max((each.forecast for each in utilization.values()), default=0.0)
-        saved = sum(max(each.forecast - each.lowest, 0.0) for each in utilization.values())
+        # forecast is of the whole device, other models included. One of a model without requests is outdated.
+        asked = [each for name, each in utilization.items() if name in models and models[name].rate]
+        forecast = max((each.forecast for each in asked), default=0.0)
+        saved = sum(max(each.forecast - each.lowest, 0.0) for each in asked)
         lowest = busy * max(1 - saved / forecast, 0.0) if forecast else busy
         loads = [each.load for each in models.values()]
         return ReplicaLoad(

@@ -44,7 +44,7 @@ class _Watched(NamedTuple):
     before: _Counted
 
 
-class Guard:
+class Rollback:
     """Every model's probation. ``go_back`` is called with a model and its previous parameters."""
 
     def __init__(self, batcher: Batcher, go_back: Callable[[str, Parameters], None], log: logging.Logger) -> None:

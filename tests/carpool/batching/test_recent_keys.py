@@ -84,7 +84,7 @@ def counted(batcher):
     return stats.arrivals, stats.batchable
 
 
-def test_requests_that_may_not_be_batched_have_no_company():
+def test_requests_that_may_not_be_batched_never_match():
     batcher = Batcher(Parameters(max_batch=8))
     for at in range(20):
         batcher.arrive(request(at, mergeable=False), at)

@@ -90,12 +90,20 @@ def test_of_several_metrics_the_one_that_asks_for_most_replicas_counts():
     of = {name: replace(OURS, metrics=metrics) for name, metrics in METRICS.items()}
     ends = {name: play(each, PLAIN, rates, cold_start=0.0).replicas[-1] for name, each in of.items()}
     assert ends == {"load": 3, "cpu": 4, "both": 4, "both, the other way round": 4}
-    # Replicas needed are the most of five minutes. The other metric asks for fewer meanwhile, which changes nothing.
+    begins = {name: play(each, PLAIN, steady(200.0, 1), cold_start=0.0).replicas[0] for name, each in of.items()}
+    assert begins == ends, "it begins with as many as the first load needs"
+
+
+def test_only_replicas_needed_are_the_most_of_five_minutes():
     rates = steady(350.0, 5) + steady(80.0, 20)
     quick = replace(OURS, behavior=Behavior(down=Rules(0.0, DOWN.policies)))
-    pair = replace(quick, metrics=(Metric(NEEDED, 1.0), Metric(LOAD, 0.9)))
-    alone = replace(quick, metrics=(Metric(NEEDED, 1.0),))
-    assert play(pair, PLAIN, rates, cold_start=0.0).replicas == play(alone, PLAIN, rates, cold_start=0.0).replicas
+    needed, load = Metric(NEEDED, 1.0), Metric(LOAD, 0.5)
+    asked = ((needed,), (load,), (needed, load))
+    of = [play(replace(quick, metrics=metrics), PLAIN, rates, cold_start=0.0).replicas for metrics in asked]
+    assert (set(of[1][2:20]), set(of[1][22:])) == ({7}, {2}), "the load asks for 2 at once"
+    assert min(of[0][22:38]) == 4
+    assert of[2][2:20] == of[1][2:20]
+    assert of[2][22:] == [max(each) for each in zip(of[0][22:], of[1][22:], strict=True)]
 
 
 def test_bounds_are_kept():

@@ -183,7 +183,9 @@ def test_a_day_with_an_autoscaler_is_played_and_drawn(carpool, profile, manifest
     assert shown.exit_code == 0, shown.output
     assert "60 % CPU, 1 to 6 replicas" in shown.output
     assert (tmp_path / "day.png").stat().st_size > 10_000
-    days = json.loads(carpool(*asked, "--json").output)["days"]
+    document = json.loads(carpool(*asked, "--json").output)
+    assert document["autoscaler"]["metrics"] == [{"name": "cpu", "target": 60.0}]
+    days = document["days"]
     given, _, ours, fewest = (day["replicaHours"] for day in days)
     # With zero wait a device is busy most of the time long before it is full.
     assert given > 1.5 * fewest

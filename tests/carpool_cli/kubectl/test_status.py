@@ -100,13 +100,13 @@ def test_what_follows_from_another_is_not_told_beside_it(kubectl):
     assert told == ["  ! Accepted is not true: Conflicted: it belongs to another"]
 
 
-def test_a_promise_that_is_not_kept_is_told_in_any_case_and_an_idle_one_is_nothing_wrong(kubectl):
+def test_a_missed_slo_is_named_in_any_case_and_an_idle_model_is_nothing_wrong(kubectl):
     pending = kubectl.condition("Programmed", "Unknown", "Pending", "on its way")
-    missed = kubectl.condition("SLOMet", "False", "Missed", "p99 within 50ms is not kept")
+    missed = kubectl.condition("SLOMet", "False", "Missed", "p99 within 50ms is missed")
     kubectl.holds(kubectl.policy(conditions=[pending, missed]))
     told = kubectl.run("status", "resnet").output
     assert "! Programmed is unknown: Pending: on its way" in told
-    assert "! SLOMet is not true: Missed: p99 within 50ms is not kept" in told
+    assert "! SLOMet is not true: Missed: p99 within 50ms is missed" in told
     kubectl.holds(kubectl.policy(conditions=[kubectl.condition("SLOMet", "Unknown", "TooFewRequests", "too few")]))
     assert "nothing is wrong" in kubectl.run("status", "resnet").output
 

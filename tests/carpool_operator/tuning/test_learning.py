@@ -27,11 +27,11 @@ def step(learned, now, arrivals=600, *, hurried=False, **changes):
 
 def test_it_starts_from_what_it_is_given_within_its_limits():
     model = Model(name="resnet", max_batch=8)
-    assert Learned(0.0, POLICY, model, Parameters(max_batch=64), kept=None).parameters.max_batch == 8
+    assert Learned(0.0, POLICY, model, Parameters(max_batch=64), met=None).parameters.max_batch == 8
 
 
 def test_service_times_may_come_from_more_pods_than_the_load():
-    learned = Learned(0.0, POLICY, None, Parameters(), kept=None)
+    learned = Learned(0.0, POLICY, None, Parameters(), met=None)
     own, more = counted(100), counted(0, cells=[(8, 40, 0.009)])
     for now in (2.0, 4.0):
         decision = learned.step(now, Sum(1, 2.0, own, passing=False, queued_rows=0), combine([own, more]))
@@ -43,7 +43,7 @@ def test_service_times_may_come_from_more_pods_than_the_load():
 def test_to_keep_what_passes_one_by_one_is_no_decision(passing):
     """Eight workers of 40 ms at 2/s: one call at a time was kept after 5 s, before a second had met the first."""
     policy = spec(0.2, objective=Objective.BALANCED).policy()
-    learned = Learned(0.0, policy, None, Parameters(), kept=None)
+    learned = Learned(0.0, policy, None, Parameters(), met=None)
     stats = counted(10, cells=[(1, 10, 0.04)])
     found = [learned.step(5.0 * n, Sum(1, 5.0, stats, passing=passing, queued_rows=0), stats) for n in range(1, 7)]
     assert any(each.decided and not each.change for each in found)
@@ -52,7 +52,7 @@ def test_to_keep_what_passes_one_by_one_is_no_decision(passing):
 
 def test_forecasts_are_made_surer_seldom_while_others_wait_for_their_decisions():
     def played(*, hurried):
-        learned, found = Learned(0.0, POLICY, None, Parameters(), kept=None), []
+        learned, found = Learned(0.0, POLICY, None, Parameters(), met=None), []
         for number in range(1, 71):
             step(learned, 2.0 * number, arrivals=100, hurried=hurried)
             found.append(learned.tuner.plan.assess(learned.tuner.parameters).refinement.samples)
@@ -66,7 +66,7 @@ def test_forecasts_are_made_surer_seldom_while_others_wait_for_their_decisions()
 
 
 def test_another_policy_keeps_the_model_and_forgets_another_promise():
-    learned = Learned(0.0, POLICY, None, Parameters(), kept=True)
+    learned = Learned(0.0, POLICY, None, Parameters(), met=True)
     step(learned, 2.0)
     tuner = learned.tuner
     learned.follow(spec(bounds=Bounds(max_batch=IntRange(max=4))).policy(), None)
@@ -80,7 +80,7 @@ def test_another_policy_keeps_the_model_and_forgets_another_promise():
 def test_recommend_forecasts_what_pods_run_and_not_what_they_were_given():
     """Eight workers with 20 ms a row. One batch of 32 at a time would take seconds; first calls let them all work."""
     policy = spec(0.1, objective=Objective.BALANCED, tuning=Tuning(mode=TuningMode.RECOMMEND)).policy()
-    learned, batchers, before = Learned(0.0, policy, None, Parameters(), kept=None), [], [Stats(at=0.0)]
+    learned, batchers, before = Learned(0.0, policy, None, Parameters(), met=None), [], [Stats(at=0.0)]
 
     def dispatcher():
         batchers.append(Batcher(undecided=32))
@@ -103,7 +103,7 @@ def test_recommend_forecasts_what_pods_run_and_not_what_they_were_given():
 
 
 def test_what_is_observed_is_of_the_last_half_minute():
-    learned = Learned(0.0, POLICY, None, Parameters(), kept=None)
+    learned = Learned(0.0, POLICY, None, Parameters(), met=None)
     assert learned.observed() is None
     for now in range(2, 40, 2):
         step(learned, float(now), 600)
@@ -131,7 +131,7 @@ def test_forecasts_are_written_as_people_read_them_and_infinite_ones_not_at_all(
 
 
 def test_forgetting_keeps_what_runs():
-    learned = Learned(0.0, POLICY, None, Parameters(max_batch=16), kept=None)
+    learned = Learned(0.0, POLICY, None, Parameters(max_batch=16), met=None)
     step(learned, 2.0)
     learned.replaced.add("pod")
     learned.forget()

@@ -24,7 +24,7 @@ def test_nobody_can_tell_from_a_few():
     assert slo_status.met is None
 
 
-def test_what_is_kept_and_what_is_not():
+def test_an_slo_is_met_or_missed():
     assert observe(SloStatus(0.99), 20, 0.001)[-1] is True
     assert observe(SloStatus(0.99), 20, 0.03)[-1] is False
 

@@ -229,7 +229,7 @@ async def test_a_change_of_parameters_costs_nothing_that_was_learned(injected):
 async def test_parameters_that_miss_are_taken_back_and_whoever_watches_is_told(injected, monkeypatch):
     monkeypatch.setattr(control, "INTERVAL", 3600.0)
     sidecar, admin = await injected()
-    counters, guard, now = sidecar.batcher.model("m").counters, sidecar.control.guard, sidecar.clock()
+    counters, rollback, now = sidecar.batcher.model("m").counters, sidecar.control.rollback, sidecar.clock()
     assert (await put(admin, change(7, batch=4))).status == 200
 
     def serve(seconds, late=0):
@@ -239,7 +239,7 @@ async def test_parameters_that_miss_are_taken_back_and_whoever_watches_is_told(i
             counters.hits += 100 - late
             counters.misses[LATE] = counters.misses.get(LATE, 0) + late
             now += 0.5
-            guard.observe(now, stalled=False)
+            rollback.observe(now, stalled=False)
 
     serve(15)
     assert (await put(admin, change(8, batch=6))).json == {"generation": 8, "running": 8}

@@ -97,10 +97,16 @@ def test_utilization_is_of_the_last_seconds_and_says_what_batching_would_leave_o
     now = watch.now({"m": Utilization(0.58, 0.6, 0.29)}, {})
     assert now.utilization == pytest.approx(0.6)
     assert now.lowest_utilization == pytest.approx(0.3)
-    # Both forecasts are of the whole device: batching of one model saves a third of it, and of the other a half.
-    both = {"m": Utilization(0.6, 0.6, 0.4), "n": Utilization(0.6, 0.6, 0.3)}
-    assert watch.now(both, {}).lowest_utilization == pytest.approx(0.6 * (1 - 1 / 3 - 1 / 2))
     assert watch.now({}, {}).lowest_utilization == pytest.approx(0.6), "nothing is forecast yet"
+
+
+def test_of_two_models_those_with_requests_count():
+    # Both forecasts are of the whole device: batching of one model saves a third of it, and of the other a half.
+    forecasts = {"m": Utilization(0.6, 0.6, 0.4), "n": Utilization(0.6, 0.6, 0.3)}
+    busy = watched(stats(0.0, 0.0, m=0, n=0), stats(10.0, 6.0, m=100, n=100))
+    assert busy.now(forecasts, {}).lowest_utilization == pytest.approx(0.6 * (1 - 1 / 3 - 1 / 2))
+    idle = watched(stats(0.0, 0.0, m=0, n=50), stats(10.0, 6.0, m=100, n=50))
+    assert idle.now(forecasts, {}).lowest_utilization == pytest.approx(0.4), "n was forecast for an earlier load"
 
 
 def test_when_a_load_begins_the_lowest_utilization_is_not_0():

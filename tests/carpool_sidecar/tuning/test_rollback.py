@@ -10,7 +10,7 @@ from carpool.batching.requests import Refused
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import for_p99
 from carpool_sidecar.models import OTHER
-from carpool_sidecar.tuning.rollback import Guard
+from carpool_sidecar.tuning.rollback import Rollback
 
 FIRST, SECOND, THIRD = (Parameters(max_batch=size) for size in (4, 8, 16))
 POLICY = for_p99(0.05)
@@ -21,7 +21,7 @@ class Bench:
 
     def __init__(self, undecided=0) -> None:
         self.batcher = Batcher(FIRST, undecided=undecided)
-        self.guard = Guard(self.batcher, self._put, logging.getLogger("test"))
+        self.rollback = Rollback(self.batcher, self._put, logging.getLogger("test"))
         self.now = 100.0
 
     def _put(self, model, parameters):
@@ -29,10 +29,10 @@ class Bench:
 
     def change(self, generation, policy=POLICY, **parameters):
         """Apply a change, as Control does."""
-        self.guard.begin(policy, generation)
+        self.rollback.begin(policy, generation)
         for model, named in parameters.items():
-            self._put(model, self.guard.allowed(model, named))
-        self.guard.applied(self.now)
+            self._put(model, self.rollback.allowed(model, named))
+        self.rollback.applied(self.now)
 
     def serve(self, model, seconds, missing=0.0, *, reason=LATE, each=100, stalled=False):
         for _ in range(round(2 * seconds)):
@@ -42,7 +42,7 @@ class Bench:
             counters.hits += each - late
             counters.misses[reason] = counters.misses.get(reason, 0) + late
             self.now += 0.5
-            self.guard.observe(self.now, stalled=stalled)
+            self.rollback.observe(self.now, stalled=stalled)
 
     def running(self, model):
         return self.batcher.model(model).parameters
@@ -62,10 +62,10 @@ def test_what_misses_is_taken_back_and_told(bench, reason, caplog):
     bench.change(2, m=SECOND)
     bench.serve("m", 1, missing=0.3, reason=reason)
     assert bench.running("m") == FIRST
-    told = bench.guard.rolled_back["m"]
+    told = bench.rollback.rolled_back["m"]
     assert (told.model, told.generation, told.rejected) == ("m", 2, SECOND)
     assert (told.back_to, told.back_to_generation) == (FIRST, 1)
-    assert (bench.guard.running, bench.guard.counts) == (1, {"m": 1})
+    assert (bench.rollback.running, bench.rollback.counts) == (1, {"m": 1})
     assert (caplog.records[-1].model, caplog.records[-1].generation) == ("m", 2)
 
 
@@ -74,13 +74,13 @@ def test_what_is_taken_back_stays_so_while_changes_name_it_and_until_they_name_a
     bench.serve("m", 1, missing=0.3)
     bench.change(3, m=SECOND)  # signed anew
     bench.serve("m", 15)
-    assert (bench.running("m"), bench.guard.running) == (FIRST, 1)
+    assert (bench.running("m"), bench.rollback.running) == (FIRST, 1)
     bench.change(4, m=THIRD)
-    assert (bench.running("m"), bench.guard.running, bench.guard.rolled_back) == (THIRD, 4, {})
+    assert (bench.running("m"), bench.rollback.running, bench.rollback.rolled_back) == (THIRD, 4, {})
     bench.serve("m", 1, missing=0.3)
-    assert (bench.running("m"), bench.guard.rolled_back["m"].back_to_generation) == (FIRST, 1)
+    assert (bench.running("m"), bench.rollback.rolled_back["m"].back_to_generation) == (FIRST, 1)
     bench.change(5, m=FIRST)  # as the operator does that heard of it
-    assert (bench.running("m"), bench.guard.running, bench.guard.rolled_back) == (FIRST, 5, {})
+    assert (bench.running("m"), bench.rollback.running, bench.rollback.rolled_back) == (FIRST, 5, {})
     bench.change(6, m=SECOND)
     assert bench.running("m") == SECOND, "another load may have come: it may be tried again"
 
@@ -92,9 +92,9 @@ def test_it_goes_back_to_what_first_calls_led_to():
     for calls in (1, 1, 2, 2, 2, 2):
         lane.answered(calls, 0.01)
     bench.serve("m", 15)
-    bench.guard.begin(POLICY, 2)
+    bench.rollback.begin(POLICY, 2)
     bench.batcher.configure(FIRST, bench.now, model="m", undecided=8)  # as a document that names no model
-    bench.guard.applied(bench.now)
+    bench.rollback.applied(bench.now)
     ran = lane.in_force
     bench.change(3, m=SECOND)
 
@@ -102,7 +102,7 @@ def test_it_goes_back_to_what_first_calls_led_to():
 
     assert (ran.max_in_flight, ran.pass_through) == (4, True)
     assert bench.running("m") == ran
-    told = bench.guard.rolled_back["m"]
+    told = bench.rollback.rolled_back["m"]
     assert (told.rejected, told.back_to, told.back_to_generation) == (SECOND, ran, 2)
 
 
@@ -114,7 +114,7 @@ def test_models_are_judged_one_by_one(bench):
     bench.serve("n", 15)
     bench.serve("m", 1, missing=0.3)
     assert (bench.running("m"), bench.running("n")) == (FIRST, SECOND)
-    assert bench.guard.running == 2
+    assert bench.rollback.running == 2
 
 
 @pytest.mark.parametrize("failed", [{"reason": FAILED}, {"stalled": True}])
@@ -132,13 +132,13 @@ def test_under_another_policy_nothing_is_known_to_be_good(bench):
 
 def test_a_model_that_was_replaced_is_judged_anew(bench):
     bench.change(2, m=SECOND)
-    bench.guard.forget("m")
+    bench.rollback.forget("m")
     bench.serve("m", 10, missing=0.5)
     assert bench.running("m") == SECOND
 
 
 def test_what_comes_from_the_file_is_not_watched_over(bench):
-    bench.guard.end()
+    bench.rollback.end()
     bench._put("m", SECOND)
     bench.serve("m", 10, missing=0.5)
     assert bench.running("m") == SECOND

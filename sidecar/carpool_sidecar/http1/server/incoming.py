@@ -33,20 +33,8 @@ class Incoming:
     """
 
     __slots__ = (
-        "_app",
-        "_clock",
-        "_discarded",
-        "_heads",
-        "_intake",
-        "_limits",
-        "_outgoing",
-        "_parsing",
-        "_passage",
-        "_reading",
-        "_time_limits",
-        "_turns",
-        "_wire",
-        "_yielded",
+        "_app", "_clock", "_discarded", "_heads", "_intake", "_limits", "_outgoing", "_parsing", "_passage",
+        "_reading", "_time_limits", "_turns", "_wire", "_yielded",
     )  # fmt: skip
 
     def __init__(
