@@ -285,10 +285,16 @@ def test_each_part_writes_its_own_objects_and_no_other(api, cluster, release):
     by_hand = policy_of("resnet", ANNOTATED)
     assert "none that a person wrote" in write("operator", by_hand, "apply")
     assert "none that a person wrote" in write("operator", by_hand, "delete")
-    assert "no other" in write("operator", written("ConfigMap", "carpool-deployment-mine", OTHER), "delete")
+    mine = "carpool-deployment-mine"
+    assert "no other" in write("operator", written("ConfigMap", mine, OTHER), "delete")
+    assert "no other" in write("operator", written("ConfigMap", mine, OTHER, OURS, data={"a": "b"}), "apply")
+    api.apply(written("ConfigMap", "carpool-deployment-ours", OTHER, OURS))
+    ours = written("ConfigMap", "carpool-deployment-ours", OTHER, OURS, data={"a": "b"})
+    assert "dry run" in write("operator", ours, "apply")
     # Others' writes are not looked at.
     assert "dry run" in cluster.run("kubectl", "create", "configmap", "app-settings", "-n", OTHER, "--dry-run=server")
-    api.delete("configmaps", "carpool-deployment-mine", OTHER)
+    api.delete("configmaps", mine, OTHER)
+    api.delete("configmaps", "carpool-deployment-ours", OTHER)
     api.delete("batchingpolicies", "resnet", OTHER)
 
 
