@@ -284,7 +284,7 @@ def new_decisions(explanation: Explanation, shown: dict[str, Explained]) -> list
             if each.at <= last.at:
                 continue
             same = not each.decision.change and not last.decision.change
-            if same and each.decision.reason is last.decision.reason:
+            if same and each.decision.reason == last.decision.reason:
                 shown[each.model] = each
                 continue
         shown[each.model] = each

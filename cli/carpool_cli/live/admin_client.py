@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from carpool.batching.counters import RECENT_ARRIVALS, ModelStats
 from carpool.exchange import report
-from carpool.exchange.decision import Reason
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy
@@ -47,7 +46,8 @@ class Decided(Struct, frozen=True, rename="camel"):
 
     parameters: Parameters
     change: bool
-    reason: Reason
+    reason: str
+    """A ``Reason``; a sidecar of another version may have others."""
     message: str
     uncapped: Parameters | None = None
     capped_by: str = ""

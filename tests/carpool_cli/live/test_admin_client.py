@@ -96,6 +96,14 @@ def test_what_an_admin_port_refuses_names_the_fix(status, document, says):
         client(url).report(arrivals=True)
 
 
+def test_a_reason_of_another_version_is_read():
+    decision = {"parameters": {}, "change": False, "reason": "OfAnotherVersion", "message": "because"}
+    said = {"tuned": True, "decisions": [{"model": "m", "at": 1.0, "decision": decision}]}
+    with answering(200, said) as url:
+        (found,) = client(url).explanation().decisions
+    assert found.decision.reason == "OfAnotherVersion"
+
+
 def test_a_policy_that_is_none_is_no_sidecars():
     with (
         answering(200, {"config": {}}) as url,
