@@ -150,7 +150,8 @@ def _hpa_metric(metric: Mapping[str, Any]) -> Metric:
         part.get("name") or _fields(part.get("metric"), f"spec.metrics.{name}.metric").get("name") or "without a name"
     )
     raise AutoscalerError(
-        f"metric {kind} {named} can't be simulated: averageUtilization of cpu, and averageValue of External or Pods can"
+        f"metric {kind} {named} can't be simulated: averageUtilization of cpu, and averageValue of External or Pods "
+        "can. Leave it out in a copy of the manifest, if the others ask for more replicas"
     )
 
 
@@ -178,7 +179,10 @@ def _trigger(trigger: Mapping[str, Any]) -> Metric:
         field = str(metadata.get("valueLocation"))
         name = LOAD if field == autoscalers.FIELD else _named(field, {field})
         return Metric(name, _number(metadata["targetValue"], "spec.triggers.metadata.targetValue"))
-    raise AutoscalerError(f"trigger {kind!r} can't be simulated: cpu, prometheus and metrics-api can")
+    raise AutoscalerError(
+        f"trigger {kind!r} can't be simulated: cpu, prometheus and metrics-api can. Leave it out in a copy of the "
+        "manifest, if the others ask for more replicas"
+    )
 
 
 def _named(text: str, names: Collection[str]) -> str:
