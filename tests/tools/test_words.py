@@ -65,6 +65,17 @@ def test_notes_are_read_in_their_folders_only(tmp_path):
     assert not [each for each in wrong(tmp_path, ()) if each.startswith("tools")]
 
 
+def test_of_charts_examples_and_the_makefile_comments_are_read(tmp_path):
+    (tmp_path / "charts" / "templates").mkdir(parents=True)
+    (tmp_path / "charts" / "templates" / "a.yaml").write_text("luck: 1\n  # the luck of it\n# `luck`\n")
+    (tmp_path / "Makefile").write_text("luck: ## no comment\n# whoever\n")
+    found = wrong(tmp_path, ())
+    assert [each.split(": write")[0] for each in found] == [
+        "Makefile:2: 'whoever'",
+        "charts/templates/a.yaml:2: 'luck'",
+    ]
+
+
 def test_a_page_and_a_message_are_named_with_what_to_write(tmp_path):
     (tmp_path / "README.md").write_text("\nThe luck of it\n")
     (tmp_path / "cli").mkdir()
