@@ -110,7 +110,7 @@ class ConfigMaps:
     async def write(self, target: Target, wanted: Published, policy: Policy) -> None:
         """Write a target's ConfigMap as wanted. An existing one of that name is taken over.
 
-        If it has not our label, it is another's, and the chart's admission policy refuses the write.
+        One without our label is another's: the chart's admission policy refuses the write.
         Raises ``ApiError`` or ``NotLeading``.
         """
         key = config_map(target)
