@@ -2,8 +2,8 @@
 
 Reads the pages that people write (outside code) and the messages of ``cli``, ``sidecar`` and ``operator``: string
 literals with a space, and the docstrings that click shows as help. In the folders of ``NOTES`` it also reads all other
-docstrings and the comments, and in the files of ``OTHERS`` the comments. Prints ``file:line: word: what to write`` and exits 1 if it finds one that ``ALLOWED`` does
-not explain, or an entry of ``ALLOWED`` that nothing needs any more.
+docstrings and the comments, and in the files of ``OTHERS`` the comments. Prints ``file:line: word: what to write`` and
+exits 1 if it finds one that ``ALLOWED`` does not explain, or an entry of ``ALLOWED`` that nothing needs any more.
 """
 
 from __future__ import annotations
