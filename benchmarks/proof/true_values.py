@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from carpool.batching.counters import Sample
+    from carpool.learning.arrivals import WindowCounts
     from proof.world import Knowledge, Maker, Stretch
 
 
@@ -74,12 +75,12 @@ class Rates(Load):
         """Requests per second of a replica; 0 before any."""
         return self._course.at.rate / self._replicas if self._seen.process is not None else 0.0
 
-    def observe(self, seconds: float, arrivals: int, squared: int, windows: int, rows: int, replicas: int = 1) -> bool:
+    def observe(self, seconds: float, counts: WindowCounts, rows: int, replicas: int = 1) -> bool:
         """Add what was counted, as ``Load`` does; return whether the load changed."""
         before = self.process
         self._now += seconds / replicas
         self._seen.tolerance = self.tolerance
-        self._seen.observe(seconds, arrivals, squared, windows, rows, replicas)
+        self._seen.observe(seconds, counts, rows, replicas)
         self._course.go(self._now)
         # The spread that was observed, at the true rate.
         self.process = at_rate(self._seen.process, self.rate) if self._seen.process is not None else None

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import KIND, Sample
 from carpool.forecasting.forecaster import Situation
-from carpool.learning.arrivals import WindowCounts
+from carpool.learning.arrivals import Gamma, WindowCounts, fitted
 from carpool.learning.latency_model import LatencyLearner
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.spec import PERCENTILES, SLO, BatchingPolicy, Latency
@@ -41,6 +41,7 @@ COUNTERS = {
     "arrivals": "carpool_arrivals_total",
     "squared": "carpool_arrivals_squared_total",
     "windows": "carpool_windows_total",
+    "gaps": "carpool_arrival_gaps_seconds_squared_total",  # older sidecars do not count it
     "rows": "carpool_rows_total",
 }
 CELLS = ("carpool_batches_total", "carpool_batch_busy_seconds_total", "carpool_batch_busy_seconds_squared_total")
@@ -367,11 +368,13 @@ def _process(steps: Steps, of: tuple[str, ...]) -> Any:  # noqa: ANN401 - a proc
         windows = steps["windows"].get(of, {}).get(at, 0.0)
         squared = steps["squared"].get(of, {}).get(at, 0.0)
         if windows >= 1 and arrivals >= LEAST:
-            counts = WindowCounts(round(windows), arrivals, squared)  # type: ignore[arg-type] # likewise
-            found.append((1.0 if counts.looks_poisson else counts.cv, arrivals))
+            gaps = steps["gaps"].get(of, {}).get(at, 0.0)
+            counts = WindowCounts(round(windows), arrivals, squared, gaps_squared=gaps)  # type: ignore[arg-type] # likewise
+            process = fitted(1.0, counts)
+            found.append((process.cv if isinstance(process, Gamma) else 1.0, arrivals))
     half, cv = sum(arrivals for _, arrivals in found) / 2, 1.0
     for each, arrivals in sorted(found):
         half, cv = half - arrivals, each
         if half <= 0:
             break
-    return assumptions.process_of(1.0, min(max(cv, 0.1), 10.0))
+    return assumptions.process_of(1.0, cv)

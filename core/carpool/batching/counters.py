@@ -28,6 +28,9 @@ ROW_BOUNDS = tuple(2**power for power in range(16))
 
 RECENT_ARRIVALS = 4096
 
+LONGEST_GAP = 10.0
+"""Seconds from which a gap between arrivals is not counted: it was a pause, and would outweigh all others."""
+
 MAX_CELLS = 16_384
 """Kinds of batches that a model's counters distinguish: 64 sizes at 8 in flight make 2,048. Callers whose requests are
 not batched choose the size, and each kind is three lines of a scrape."""
@@ -80,6 +83,8 @@ class ModelStats(MutableCamel, rename="camel"):
     arrivals_squared: int = 0
     """Sum over finished windows of the squared arrival count."""
     windows: int = 0
+    gaps_squared: float = 0.0
+    """Sum of the squared seconds between arrivals. 0: not counted, as by sidecars of older versions."""
     rows: int = 0
     dispatched: int = 0
     """Requests sent to the upstream (a split request counts once)."""
@@ -192,8 +197,8 @@ def combine(parts: list[ModelStats]) -> ModelStats:
 
 
 _SUMMED = (
-    "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "queue_seconds", "served", "hits",
-    "limited", "limited_rows", "cold", "stalled", "bisections",
+    "arrivals", "batchable", "arrivals_squared", "windows", "gaps_squared", "rows", "dispatched", "queue_seconds",
+    "served", "hits", "limited", "limited_rows", "cold", "stalled", "bisections",
 )  # fmt: skip
 
 
@@ -218,8 +223,8 @@ class Counters:
 
     __slots__ = (
         "_window", "_window_arrivals", "arrivals", "arrivals_squared", "batchable", "bisections", "cells", "cold",
-        "dispatched", "durations", "excess", "excess_until", "hits", "limited", "limited_rows", "misses",
-        "queue_seconds", "recent", "request_rows", "rows", "served", "stalled", "windows",
+        "dispatched", "durations", "excess", "excess_until", "gaps_squared", "hits", "limited", "limited_rows",
+        "misses", "queue_seconds", "recent", "request_rows", "rows", "served", "stalled", "windows",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -227,6 +232,7 @@ class Counters:
         self.batchable = 0
         self.arrivals_squared = 0
         self.windows = 0
+        self.gaps_squared = 0.0
         self.rows = 0
         self.dispatched = 0
         self.queue_seconds = 0.0
@@ -260,6 +266,8 @@ class Counters:
         self.rows += rows
         # 3 or 4 rows: entry 2, up to 2**2.
         self.request_rows[min((rows - 1).bit_length(), len(ROW_BOUNDS)) if rows > 1 else 0] += 1
+        if self.recent and (gap := now - self.recent[-1][0]) < LONGEST_GAP:
+            self.gaps_squared += gap * gap
         self.recent.append((now, rows))
 
     def answered(self, arrived: float, due: float, now: float, ok: bool, failure: str = FAILED) -> None:

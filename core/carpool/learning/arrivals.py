@@ -7,7 +7,8 @@ same arrivals (common random numbers) and nothing here holds state.
 from __future__ import annotations
 
 import math
-from itertools import takewhile
+from collections import Counter
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 DRAWN = 24
 """Rates of a ``Modulated`` process that come in all their shares."""
-
-CORRELATED = 1.3
-"""If the dispersion over longer times is so many times that over a window, bursts last longer than a window."""
 
 LONGEST, MOST = 1.0, 200.0
 """Most seconds, and arrivals, that a rate lasts: 4,000 requests then have 20 rates. Longer ones are another load."""
@@ -123,21 +121,22 @@ class WindowCounts(Struct, frozen=True):
     arrivals: int
     squared: int
     window: float = WINDOW
+    gaps_squared: float = 0.0
+    """Sum of the squared seconds between arrivals; 0: not counted."""
 
     @classmethod
     def of(cls, times: Iterable[float], seconds: float, window: float = WINDOW) -> WindowCounts:
         """Count times in [0, seconds); a last, unfinished window is left out."""
-        counts = [0] * int(seconds / window + 1e-9)
-        for time in times:
-            index = int(time / window)
-            if index < len(counts):
-                counts[index] += 1
-        return cls(len(counts), sum(counts), sum(count * count for count in counts), window)
+        windows = int(seconds / window + 1e-9)
+        inside = [time for time in times if time < windows * window]
+        squared = sum(count * count for count in Counter(int(time / window) for time in inside).values())
+        return cls(windows, len(inside), squared, window, sum((b - a) ** 2 for a, b in pairwise(inside)))
 
     def __add__(self, other: WindowCounts) -> WindowCounts:
         return WindowCounts(
-            self.windows + other.windows, self.arrivals + other.arrivals, self.squared + other.squared, self.window
-        )
+            self.windows + other.windows, self.arrivals + other.arrivals, self.squared + other.squared, self.window,
+            self.gaps_squared + other.gaps_squared,
+        )  # fmt: skip
 
     @property
     def rate(self) -> float:
@@ -161,33 +160,34 @@ class WindowCounts(Struct, frozen=True):
         return abs(self.dispersion - 1) <= 2 * math.sqrt((2 + self.windows / self.arrivals) / (self.windows - 1))
 
     @property
-    def cv(self) -> float:
-        """Coefficient of variation of the gaps, were this a gamma renewal process.
+    def cv(self) -> float | None:
+        """Coefficient of variation of gamma gaps; ``None``: gaps do not explain the counts, or were not counted.
 
-        In long windows the dispersion tends to cv^2; in a window of m mean arrivals an equilibrium renewal process has
-        dispersion cv^2 + (1/6 + cv^4/2 - s/3)/m + o(1/m), s the third central moment of a gap over its mean cubed
-        (Cox, Renewal Theory, 4.5); for gamma gaps s = 2 cv^4, which leaves cv^2 + (1 - cv^4)/(6m). That is solved for
-        cv. It has no root if bursts last longer than the window: cv^2 is then at least 3m, and this lower bound is
-        returned. With one arrival a window or fewer, the dispersion itself is used.
+        In a window of m mean arrivals a gamma renewal process has dispersion cv^2 + (1 - cv^4)/6m + o(1/m) (Cox,
+        Renewal Theory, 4.5), and hardly less than half of cv^2. Three standard errors are allowed: the relative
+        variance of cv^2 from n gaps is 2 (1 + cv^2)/n (delta method), that of a dispersion from w windows 2/w.
         """
-        mean = self.arrivals / self.windows if self.windows else 0.0
-        if mean <= 1:
-            return math.sqrt(self.dispersion)
-        # x - x^2/6m + 1/6m = dispersion, the smaller root.
-        under = 9 * mean * mean - 6 * mean * self.dispersion + 1
-        return math.sqrt(max(3 * mean - math.sqrt(max(under, 0.0)), 0.0))
+        if not self.gaps_squared or not self.windows:
+            return None
+        squared = max(self.gaps_squared * self.rate**2 / self.arrivals - 1, 0.0)
+        expected = squared + (1 - squared**2) * self.windows / (6 * self.arrivals)
+        error = 3 * math.sqrt(2 * (1 + squared) / self.arrivals + 2 / self.windows)
+        low, high = min(max(expected, squared / 2), squared), max(expected, squared)
+        return math.sqrt(squared) if low * (1 - error) <= self.dispersion <= high * (1 + error) else None
 
 
 def fitted(rate: float, short: WindowCounts, spread: float = 1.0, seconds: float = 0.0) -> Fitted:
     """Return the simplest process that fits: Poisson unless the counts clearly contradict it.
 
-    ``spread``: variance over mean of the counts of longer intervals, of ``seconds`` each. If it is clearly more
-    than over windows, bursts last longer than a window.
+    ``spread``: variance over mean of the counts of longer intervals, of ``seconds`` each. If it is more than over
+    windows, and the gaps do not explain these, bursts last longer than a window.
     """
     if short.looks_poisson:
         return Poisson(rate)
+    cv = short.cv
+    lasting = _modulated(rate, short, spread, seconds) if cv is None else None
     # A cv below 0.1 or above 10 changes a queue by less than a forecast can resolve.
-    return _modulated(rate, short, spread, seconds) or Gamma(rate, min(max(short.cv, 0.1), 10.0))
+    return lasting or Gamma(rate, min(max(math.sqrt(short.dispersion) if cv is None else cv, 0.1), 10.0))
 
 
 def _modulated(rate: float, short: WindowCounts, spread: float, seconds: float) -> Modulated | None:
@@ -202,7 +202,7 @@ def _modulated(rate: float, short: WindowCounts, spread: float, seconds: float) 
     def share(w: float, lasts: float) -> float:
         return 1 + math.expm1(-w / lasts) * lasts / w
 
-    if seconds < 2 * window or ratio < CORRELATED or window > 2 * most:
+    if seconds < 2 * window or ratio <= 1 or window > 2 * most:
         return None
     low, high = window / 4, most
     while high - low > low / 100:

@@ -105,18 +105,18 @@ class Load:
         """The process fitted to all remembered counts: the estimate may still be from the first few seconds."""
         return self._process(self.rate, self._local) if self.process is not None else None
 
-    def observe(self, seconds: float, arrivals: int, squared: int, windows: int, rows: int, replicas: int = 1) -> bool:
+    def observe(self, seconds: float, counts: WindowCounts, rows: int, replicas: int = 1) -> bool:
         """Add the counts of the last ``seconds``, summed over all ``replicas``; return whether the load changed.
 
         Several replicas show the same in less time; counts are forgotten by clock time.
         """
         if seconds <= 0:
             return False
-        lasted = seconds / replicas
+        lasted, arrivals = seconds / replicas, counts.arrivals
         if arrivals:
             self._requests = min(self._requests + arrivals, ENOUGH_REQUESTS)
             self.rows += (rows / arrivals - self.rows) * min(arrivals / self._requests, 1.0)
-        interval = _Interval(lasted, seconds, WindowCounts(windows, arrivals, squared))
+        interval = _Interval(lasted, seconds, counts)
         if self._straddles:
             # The remembered counts span the jump: their mean is neither load, and their dispersion includes the jump.
             self._intervals.clear()

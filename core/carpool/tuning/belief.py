@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from carpool.learning.arrivals import WindowCounts
 from carpool.learning.batchable_share import Sharing
 from carpool.learning.change_detection import has_changed, is_another_model
 from carpool.learning.latency_model import LatencyLearner
@@ -50,16 +51,10 @@ class Belief:
     def observe(self, observation: Observation) -> Moved:
         """Learn from an observation; return what changed."""
         stats, seconds = observation.stats, observation.seconds / observation.replicas
+        counts = WindowCounts(stats.windows, stats.arrivals, stats.arrivals_squared, gaps_squared=stats.gaps_squared)
         self._count_rows(stats.request_rows)
         return Moved(
-            load=self.load.observe(
-                observation.seconds,
-                stats.arrivals,
-                stats.arrivals_squared,
-                stats.windows,
-                stats.rows,
-                observation.replicas,
-            ),
+            load=self.load.observe(observation.seconds, counts, stats.rows, observation.replicas),
             model=self.learner.observe(observation.now, stats.samples()) != 1.0,
             share=self.sharing.observe(seconds, stats.arrivals, stats.batchable),
             limit=self.size_limit.observe(seconds, stats),

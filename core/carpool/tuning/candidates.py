@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from carpool.policy.parameters import Parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from carpool.forecasting.forecaster import Assessment, Forecaster
     from carpool.learning.latency_model import ServiceTime
@@ -23,12 +23,6 @@ differs by a few percent."""
 WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Waits compared, as shares of the longest allowed."""
 
-SHOWN, SHOWN_NOISY, NOISY = 0.9, 1.9, 0.1
-"""Batches needed for a size's latency when the capacity is searched: one, or two if their CV is ``NOISY`` or more."""
-
-TAKES = 2 / 3
-"""Share of the SLO that the latency of a batch of copies may use."""
-
 
 def largest_reliable(service: ServiceTime, limits: Limits) -> int:
     """Return the largest size within bounds and within twice the largest measured.
@@ -39,33 +33,21 @@ def largest_reliable(service: ServiceTime, limits: Limits) -> int:
     return max(size for size in (*SIZES, limits.max_batch) if size <= most)
 
 
-def productive_sizes(service: ServiceTime, limits: Limits, *, also: int) -> list[int]:
-    """List sizes, ascending, up to the largest reliable one, whose rows do not clearly cost more than in smaller."""
+def productive_sizes(
+    service: ServiceTime, limits: Limits, *, also: int, least: Callable[[int], float] | None = None
+) -> list[int]:
+    """List sizes, ascending, up to the largest reliable one, whose rows do not clearly cost more than in smaller.
+
+    ``least``: the least seconds of a batch by its rows; the lower confidence if not given.
+    """
+    least = least or service.lower
     cheapest, largest = math.inf, 1
     for rows in range(1, largest_reliable(service, limits) + 1):
-        if service.lower(rows) / rows <= cheapest:
+        if least(rows) / rows <= cheapest:
             largest = rows
         cheapest = min(cheapest, service.per_row(rows))
     low, high = limits.min_batch, max(largest, limits.min_batch)
     return sorted({low, high, *(size for size in SIZES if low <= size <= high), min(max(also, low), high)})
-
-
-def to_measure(service: ServiceTime, limits: Limits, target: float) -> int | None:
-    """Return the rows of the next batch of copies that shows the capacity; ``None``: enough is known.
-
-    At low load no batch is as large as those of a full replica. The least known size comes first: its latency lies
-    between those of the next smaller and larger measured ones. At most twice the largest known size; its latency at
-    most ``TAKES`` of ``target`` (seconds), since requests that come meanwhile wait, and at upper confidence within it.
-    """
-    known = service.measured_sizes(SHOWN if service.noise < NOISY else SHOWN_NOISY)
-    sizes = [size for size in productive_sizes(service, limits, also=1) if size not in known]
-
-    def doubt(size: int) -> tuple[float, int]:
-        index = bisect_left(known, size)
-        return service.upper([*known, size][index]) / service.time([1, *known][index]), size
-
-    able = (size for size in sizes if service.time(size) <= TAKES * target and service.upper(size) <= target)
-    return max(able, key=doubt, default=None)
 
 
 def known_flights(service: ServiceTime, limits: Limits, times: int = 1) -> int:

@@ -19,13 +19,14 @@ from carpool.forecasting.forecaster import Forecaster
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.tuning.candidates import SIZES, known_flights, largest_reliable
+from carpool.tuning.candidates import SIZES, known_flights, largest_reliable, productive_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from carpool.batching.counters import ModelStats
     from carpool.forecasting.forecaster import Assessment
+    from carpool.policy.parameters import Limits
 
 BATCHES = 3
 UNSURE = 0.06
@@ -51,6 +52,9 @@ EXPOSED = 1.0
 
 SAVED = 300.0
 """The unused error budget of so many seconds can be used."""
+
+TAKES = 2 / 3
+"""Share of the SLO that the latency of a batch of copies may use."""
 
 RISE = 1.25
 """Factor on the load of the last search for candidates that starts another: a higher load fills other batches."""
@@ -266,6 +270,28 @@ def optimistic(service: ServiceTime, largest: int) -> ServiceTime:
     curve = ServiceTime.measured(seconds, noise=service.noise)
     mix = tuple((share, optimistic(each, largest)) for share, each in service.mix)
     return replace(curve, executors=service.executors, largest_in_flight=service.largest_in_flight, mix=mix)
+
+
+def to_measure(service: ServiceTime, limits: Limits, target: float) -> int | None:
+    """Return the rows of the next batch of copies that shows the capacity; ``None``: enough is known.
+
+    At low load no batch is as large as those of a full replica. The least known size comes first: its latency lies
+    between the optimistic estimate and that of the next larger measured one. At most twice the largest known size; its
+    latency at most ``TAKES`` of ``target`` (seconds), since requests that come meanwhile wait, and surely within it.
+    """
+    best_case = optimistic(service, largest_reliable(service, limits))
+
+    def least(size: int) -> float:
+        return best_case.time(size) if size <= service.largest_measured else service.lower(size)
+
+    def doubt(size: int) -> tuple[float, int]:
+        above = min((each for each in service.sizes if each >= size), default=size)
+        return service.upper(above) / best_case.time(size), size
+
+    sizes = productive_sizes(service, limits, also=1, least=least)
+    unknown = set(sizes).difference(service.measured_sizes(batches_needed(service)))
+    able = (size for size in unknown if service.time(size) <= TAKES * target and service.upper(size) <= target)
+    return max(able, key=doubt, default=None)
 
 
 def batches_needed(service: ServiceTime) -> float:

@@ -10,11 +10,11 @@ from msgspec.structs import asdict, replace
 from carpool.exchange.decision import Forecasted
 from carpool.forecasting.capacity import Capacity, candidates, capacity
 from carpool.forecasting.forecaster import HEADROOM, Forecaster, Situation
-from carpool.learning.arrivals import Gamma, Modulated, Poisson
 from carpool.learning.batchable_share import NONE
 from carpool.policy.durations import Duration
 from carpool.tuning import messages
-from carpool.tuning.candidates import known_flights, productive_sizes, to_measure
+from carpool.tuning.candidates import known_flights, productive_sizes
+from carpool.tuning.exploration import to_measure
 from carpool.tuning.moves import is_gain
 from carpool.tuning.objective import Aim, Choice, choose
 
@@ -219,13 +219,11 @@ class Plan:
 
     def to_measure(self) -> int | None:
         """Return the rows of a batch to measure for the capacity; ``None``: it is known, or the device has no room."""
-        forecaster, choice = self.forecaster, self.choice
-        if forecaster is None or choice is None or not choice.efficient.holds_ahead:
+        if self.forecaster is None or self.choice is None or not self.choice.efficient.holds_ahead:
             return None
-        situation = forecaster.situation
-        if situation.share <= NONE or situation.largest is not None:
-            return None
-        return to_measure(situation.service, situation.limits, situation.target)
+        situation = self.forecaster.situation
+        is_possible = situation.share > NONE and situation.largest is None
+        return to_measure(situation.service, situation.limits, situation.target) if is_possible else None
 
     def alternative(self, parameters: Parameters) -> str:
         """Return what another objective would do at this load than the one ``parameters`` were chosen for."""
@@ -240,11 +238,7 @@ class Plan:
 
 def _rounded(process: Fitted) -> Fitted:
     """Return arrivals of the same burstiness, in steps of 2 %, at one a second: a capacity depends on these."""
-    if isinstance(process, Poisson):
-        return Poisson(1.0)
-    if isinstance(process, Gamma):
-        return Gamma(1.0, _stepped(process.cv))
-    return Modulated(1.0, _stepped(process.cv), _stepped(process.lasting))
+    return type(process)(1.0, *(_stepped(value) for name, value in asdict(process).items() if name != "rate"))
 
 
 def _stepped(value: float) -> float:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from carpool.batching.counters import DURATION_BOUNDS, ROW_BOUNDS, WINDOW, ModelStats, Stats, combine
+from carpool.batching.counters import DURATION_BOUNDS, LONGEST_GAP, ROW_BOUNDS, WINDOW, ModelStats, Stats, combine
 from carpool.exchange.token_streams import TokenStreams
 from carpool_operator.tuning.token_streams import difference
 
@@ -324,6 +324,8 @@ class Evidence:
             counts = (*(getattr(model, count) for count in _COUNTS), *model.misses.values(), *model.request_rows)
             if any(count < 0 for count in counts):
                 return f"its counters are negative (model {name!r})"
+            if not _real(model.gaps_squared):
+                return f"the gaps between its arrivals are no numbers (model {name!r})"
             for cell in model.cells:
                 busy, squared = cell[5], cell[6]
                 if not (_real(busy) and _real(squared)) or min(cell[:5]) < 0:
@@ -367,6 +369,8 @@ def _absurd(stats: ModelStats, seconds: float) -> str:
         return f"{stats.arrivals} requests in {seconds:.3g} s"
     if stats.batchable > stats.arrivals:
         return f"{stats.batchable} batchable requests of {stats.arrivals}"
+    if stats.gaps_squared > 1.01 * LONGEST_GAP**2 * stats.arrivals:  # differences of sums are rounded
+        return f"{stats.arrivals} gaps between arrivals whose squares sum up to {stats.gaps_squared:.3g} s2"
     if sum(stats.request_rows) > stats.arrivals:
         return f"{sum(stats.request_rows)} requests by rows, of {stats.arrivals}"
     if stats.limited_rows < stats.limited:

@@ -36,6 +36,12 @@ METRICS = (
         "divided by arrivals, the chance that a request that waits can join a batch",
     ),
     Metric("arrivals_squared", "counter", ("model",), "Sum over windows of 100 ms of the squared number of arrivals"),
+    Metric(
+        "arrival_gaps_seconds_squared",
+        "counter",
+        ("model",),
+        "Squared seconds between an arrival and the one before, summed; gaps of 10 s and more are left out",
+    ),
     Metric("windows", "counter", ("model",), "Windows of 100 ms that were counted"),
     Metric("rows", "counter", ("model",), "Rows that arrived"),
     Metric("request_rows", "histogram", ("model",), "Rows of the requests that arrived"),
@@ -260,6 +266,7 @@ class Collector:
             model, counted = state.name, stats.models[state.name]
             for name in ("arrivals", "batchable", "arrivals_squared", "windows", "rows", "bisections"):
                 put(name, getattr(counted, name), model)
+            put("arrival_gaps_seconds_squared", counted.gaps_squared, model)
             put("limited_batches", counted.limited, model)
             put("limited_batch_rows", counted.limited_rows, model)
             put("cold_batches", counted.cold, model)

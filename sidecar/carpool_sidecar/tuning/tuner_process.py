@@ -40,10 +40,13 @@ SHARE = 0.01
 """Share of one core for searches of capacities: this process shares the sidecar's CPU limit with the data path."""
 
 ANOTHER_SPREAD = 1.25
-"""Factor between dispersions of arrivals that counts as a change. After 15 s, that of bursts is still a first guess."""
+"""Factor between dispersions of arrivals that counts as a change."""
 
-OVERDRAFT = 300.0
-"""A changed model is searched even with so many seconds of rest left: 3 s of CPU in advance, and the mean stays.
+OLDER = 1.8
+"""A model observed for so many times as long has more evidence: its first capacity rests on a few large batches."""
+
+OVERDRAFT = 500.0
+"""A changed model is searched even with so many seconds of rest left: 5 s of CPU in advance, and the mean stays.
 
 A device that becomes 1.5 times slower has a new figure within 12 s. The rest of the last search may take 50 s, or 170 s
 with bursts.
@@ -62,8 +65,10 @@ class Tuners:
         self._models = {model.name: model for model in policy.models}
         self._tuners: dict[str, tuple[int, Tuner]] = {}
         """By model: its generation, and its tuner."""
+        self._begun: dict[str, float] = {}
+        """When each model was first observed, seconds of the sidecar's clock."""
         self._measured: dict[str, float] = {}
-        """When each capacity was last searched, seconds of the sidecar's clock; new models count as searched now."""
+        """When each capacity was last searched, the same."""
         self._searched: dict[str, tuple[ServiceTime, float]] = {}
         """The latency model of that search, and the dispersion of the arrivals, at least 1."""
         self._rests_until = -inf
@@ -94,10 +99,8 @@ class Tuners:
 
         Models whose batch latency or bursts changed come first, then those that wait longest.
         """
-        self._measured = {
-            name: self._measured.get(name, observations.models[name].observation.now + FIRST - AGAIN)
-            for name in self._tuners
-        }
+        self._begun = {name: self._begun.get(name, observations.models[name].observation.now) for name in self._tuners}
+        self._measured = {name: self._measured.get(name, begun + FIRST - AGAIN) for name, begun in self._begun.items()}
         self._searched = {name: service for name, service in self._searched.items() if name in self._tuners}
         now = max((each.observation.now for each in observations.models.values()), default=-inf)
         # A model without a forecast has no capacity yet.
@@ -105,7 +108,7 @@ class Tuners:
             name for name, (_, tuner) in self._tuners.items()
             if now - self._measured[name] >= AGAIN and tuner.plan.forecaster is not None
         ]  # fmt: skip
-        changed = [name for name in due if self._is_changed(name)] if now >= self._rests_until - OVERDRAFT else []
+        changed = [name for name in due if self._is_changed(name, now)] if now >= self._rests_until - OVERDRAFT else []
         if not due or (not changed and now < self._rests_until):
             return
         name = min(changed or due, key=self._measured.__getitem__)
@@ -119,14 +122,16 @@ class Tuners:
         if capacity is not None:
             yield Measured(name, capacity, generation)
 
-    def _is_changed(self, name: str) -> bool:
-        """Whether batch latency or bursts changed since the last search; True before the first one."""
+    def _is_changed(self, name: str, now: float) -> bool:
+        """Whether more is known since the last search, or batch latency or bursts changed; True before the first."""
         found, searched = _basis(self._tuners[name][1]), self._searched.get(name)
         if found is None or searched is None:
             return found is not None
         spreads = found[1] / searched[1]
-        return max(spreads, 1 / spreads) > ANOTHER_SPREAD or (
-            found[0] is not searched[0] and has_changed(found[0], searched[0])
+        return (
+            now - self._begun[name] >= OLDER * (self._measured[name] - self._begun[name])
+            or max(spreads, 1 / spreads) > ANOTHER_SPREAD
+            or (found[0] is not searched[0] and has_changed(found[0], searched[0]))
         )
 
 

@@ -55,6 +55,7 @@ def same(one: ModelStats, other: ModelStats) -> bool:
         "durations",
     )  # fmt: skip
     assert {name: getattr(one, name) for name in exact} == {name: getattr(other, name) for name in exact}
+    assert one.gaps_squared == pytest.approx(other.gaps_squared)
     none = [0] * (len(ROW_BOUNDS) + 1)
     assert (one.request_rows or none) == (other.request_rows or none)
     samples, others = sorted(one.samples()), sorted(other.samples())
@@ -138,6 +139,13 @@ def test_windows_of_100_ms_are_squared_when_they_end_empty_ones_too() -> None:
     assert (taken.arrivals_squared, taken.windows) == (9 + 1, 4)
     taken = counters.snapshot(0.61)
     assert (taken.arrivals_squared, taken.windows, taken.arrivals) == (11, 6, 5)
+
+
+def test_gaps_between_arrivals_are_squared_but_for_long_pauses() -> None:
+    counters = Counters()
+    for now in (100.0, 100.5, 100.5, 103.5, 5000.0):
+        counters.arrived(now, 1)
+    assert counters.snapshot(6000.0).gaps_squared == 0.25 + 9
 
 
 def test_arrivals_are_counted_by_their_rows() -> None:

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 from bursts import OnOff
+from msgspec.structs import replace
 
 from carpool.learning.arrivals import Gamma, Modulated, Poisson, WindowCounts, first, fitted, until
 
@@ -77,7 +78,7 @@ def test_an_unfinished_window_is_left_out():
 
 def test_statistics_of_nothing_are_harmless():
     empty = WindowCounts(0, 0, 0)
-    assert (empty.rate, empty.dispersion, empty.cv) == (0.0, 1.0, 1.0)
+    assert (empty.rate, empty.dispersion, empty.cv) == (0.0, 1.0, None)
     assert empty.looks_poisson
     silent = WindowCounts(50, 0, 0)
     assert (silent.rate, silent.dispersion, silent.looks_poisson) == (0.0, 1.0, True)
@@ -93,13 +94,27 @@ def test_poisson_arrivals_are_taken_for_poisson(rate):
 
 
 @pytest.mark.parametrize(("rate", "cv"), [(100.0, 0.3), (100.0, 0.6), (300.0, 2.0), (1000.0, 3.0), (1000.0, 0.5)])
-def test_the_cv_of_a_gamma_process_is_recovered_from_counts(rate, cv):
+def test_the_cv_of_a_gamma_process_is_recovered(rate, cv):
     fits = [WindowCounts.of(until(Gamma(rate, cv), 120.0, Random(seed)), 120.0) for seed in range(5)]
-    assert sum(fit.cv for fit in fits) / 5 == pytest.approx(cv, rel=0.12)
+    assert sum(fit.cv for fit in fits) / 5 == pytest.approx(cv, rel=0.05)
     for fit in fits:
         process = fitted(fit.rate, fit)
         assert isinstance(process, Gamma)
         assert process.rate == pytest.approx(rate, rel=0.1)
+
+
+@pytest.mark.parametrize(("rate", "cv"), [(300.0, 0.5), (300.0, 2.0), (1000.0, 4.0)])
+def test_gaps_show_the_cv_better_than_counts_of_windows(rate, cv):
+    counts = [WindowCounts.of(until(Gamma(rate, cv), 20.0, Random(seed)), 20.0) for seed in range(20)]
+    with_gaps = sum((fitted(rate, each).cv / cv - 1) ** 2 for each in counts)
+    without = sum((fitted(rate, replace(each, gaps_squared=0.0)).cv / cv - 1) ** 2 for each in counts)
+    assert with_gaps < 0.5 * without
+
+
+def test_of_requests_that_come_eight_at_once_counts_show_the_cv():
+    # Seven of eight gaps are 0, so gaps look like a CV of 3.9. A queue meets groups of eight: a CV of 2.8.
+    times = [time for time in until(Poisson(100.0), 60.0, Random(1)) for _ in range(8)]
+    assert fitted(800.0, WindowCounts.of(times, 60.0)).cv == pytest.approx(math.sqrt(8), rel=0.1)
 
 
 def test_correcting_for_short_windows_beats_the_raw_dispersion():

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import pairwise
 from random import Random
 
 import pytest
 from bursts import OnOff
+from msgspec.structs import replace
 
 from carpool.learning.arrivals import Gamma, Modulated, Poisson, WindowCounts, until
 from carpool.learning.load import LONG_MEMORY, UNMEASURED, Load
@@ -13,12 +15,15 @@ from carpool.learning.load import LONG_MEMORY, UNMEASURED, Load
 def feed(load, process, seconds, seed=1, step=0.5):
     """Observe a process in steps; return the times at which the believed load changed."""
     times = list(until(process, seconds, Random(seed)))
-    changes = []
+    changes, last = [], None
     for index in range(round(seconds / step)):
         start = index * step
-        here = [time - start for time in times[bisect_left(times, start) : bisect_left(times, start + step)]]
-        counts = WindowCounts.of(here, step)
-        if load.observe(step, counts.arrivals, counts.squared, counts.windows, counts.arrivals):
+        here = times[bisect_left(times, start) : bisect_left(times, start + step)]
+        gaps = [later - earlier for earlier, later in pairwise([last, *here] if last is not None else here)]
+        last = here[-1] if here else last
+        counts = WindowCounts.of([time - start for time in here], step)
+        counts = replace(counts, gaps_squared=sum(gap * gap for gap in gaps))
+        if load.observe(step, counts, counts.arrivals):
             changes.append(start + step)
     return changes
 
@@ -111,23 +116,23 @@ def test_before_its_spread_is_known_a_load_may_come_in_crowds():
 def test_rows_per_request_are_averaged():
     load = Load()
     for _ in range(20):
-        load.observe(0.5, 100, 2000, 5, 400)
+        load.observe(0.5, WindowCounts(5, 100, 2000), 400)
     assert load.rows == pytest.approx(4.0)
     # One request of 41 rows among a hundred of one: 1.4 on average, whichever came last.
     for second in range(200):
-        load.observe(0.5, 50, 500, 5, 50 if second % 2 else 90)
+        load.observe(0.5, WindowCounts(5, 50, 500), 50 if second % 2 else 90)
     assert load.rows == pytest.approx(1.4, rel=0.03)
 
 
 def test_without_arrivals_there_is_no_load():
     load = Load()
     assert load.process is None
-    load.observe(0.5, 0, 0, 5, 0)
+    load.observe(0.5, WindowCounts(5, 0, 0), 0)
     assert load.process is None
     assert load.rate == 0.0
     feed(load, Poisson(100.0), 40.0)
     for _ in range(80):
-        load.observe(0.5, 0, 0, 5, 0)
+        load.observe(0.5, WindowCounts(5, 0, 0), 0)
     assert load.process is None
 
 
@@ -170,7 +175,7 @@ def test_of_several_replicas_bursts_are_not_told_from_crowds():
     for step in range(120):
         here = [time - step / 2 for time in times if step / 2 <= time < step / 2 + 0.5]
         counts = WindowCounts.of(here, 0.5)
-        load.observe(1.0, 2 * counts.arrivals, 2 * counts.squared, 2 * counts.windows, 2 * counts.arrivals, 2)
+        load.observe(1.0, counts + counts, 2 * counts.arrivals, 2)
     assert isinstance(load.process, Gamma)
 
 

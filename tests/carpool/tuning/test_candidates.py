@@ -9,14 +9,12 @@ from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Limits
 from carpool.tuning.candidates import (
     SIZES,
-    TAKES,
     VAIN,
     WAITS,
     Grid,
     known_flights,
     largest_reliable,
     productive_sizes,
-    to_measure,
 )
 
 
@@ -129,62 +127,3 @@ def test_settings_to_be_avoided_are_left_out():
     (other,) = grid(500.0, 16, avoid={found.parameters}).with_headroom()
     assert other.parameters.max_wait < found.parameters.max_wait
     assert grid(500.0, 16, avoid={parameters(16)}).unheld() == []
-
-
-# -- what is measured for the capacity
-
-
-def measured(*seen, noise=0.0, count=5.0):
-    """A latency model; the sizes ``seen`` were measured ``count`` times each."""
-    curve = ServiceTime.measured({size: CURVE.time(size) for size in seen}, noise=noise)
-    return replace(curve, counts=tuple(count for _ in seen))
-
-
-def order(service, target, limits=LIMITS):
-    """The sizes that are measured one after the other, each taking what it does."""
-    found = []
-    seen = list(service.sizes)
-    while (size := to_measure(service, limits, target)) is not None:
-        assert size not in seen
-        found.append(size)
-        seen = sorted([*seen, size])
-        service = measured(*seen)
-    return found
-
-
-def test_the_largest_is_measured_first_and_at_most_twice_the_largest_known():
-    found = order(measured(1, 2, 3, 4), 1.0)
-    assert found[:4] == [8, 16, 32, 64]
-    assert sorted(found) == [6, 8, 12, 16, 24, 32, 48, 64]
-
-
-def test_what_lies_between_comes_first_where_a_step_may_be():
-    """48 rows take twice as long as 24 in tiles of 32, so 32 may take as little as 24. 64 take hardly more than 48."""
-    tiles = {rows: 0.004 + 0.024 * -(-rows // 32) for rows in range(1, 129)}
-    service = replace(ServiceTime.measured({rows: tiles[rows] for rows in (1, 2, 4, 8, 16, 24)}), largest_in_flight=2)
-    assert to_measure(service, LIMITS, 1.0) == 48
-    stepped = replace(
-        ServiceTime.measured({rows: tiles[rows] for rows in (1, 2, 4, 8, 16, 24, 48)}), largest_in_flight=2
-    )
-    assert to_measure(stepped, LIMITS, 1.0) == 32
-
-
-def test_a_batch_that_takes_too_much_of_the_slo_is_not_measured():
-    service = measured(1, 2, 3, 4)
-    target = max(service.time(6) / TAKES, service.upper(6))
-    assert to_measure(service, LIMITS, 1.01 * target) == 6
-    assert to_measure(service, LIMITS, 0.99 * target) is None
-
-
-def test_nothing_is_measured_beyond_the_bounds_nor_where_rows_get_dearer():
-    assert order(measured(1, 2, 3, 4), 1.0, replace(LIMITS, max_batch=6)) == [6]
-    dear = ServiceTime.measured({rows: 0.001 * rows**1.5 for rows in (1, 2, 3, 4)})
-    assert to_measure(dear, LIMITS, 10.0) is None
-
-
-def test_one_batch_shows_a_size_and_of_a_noisy_model_two():
-    once = replace(measured(1, 2, 3, 4, 6, 8), counts=(9.0, 9.0, 9.0, 9.0, 9.0, 1.0))
-    assert to_measure(once, LIMITS, 1.0) == 16
-    assert to_measure(replace(once, noise=0.3), LIMITS, 1.0) in {8, 12, 16}
-    twice = replace(once, noise=0.3, counts=(9.0, 9.0, 9.0, 9.0, 9.0, 2.0))
-    assert to_measure(twice, LIMITS, 1.0) != 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from examples import CURVE, LIMITS
 from msgspec.structs import replace
 
 from carpool.batching.counters import ModelStats
@@ -32,10 +33,12 @@ from carpool.tuning.exploration import (
     RISE,
     SAVED,
     SPENDS,
+    TAKES,
     Exploration,
     batches_needed,
     below,
     optimistic,
+    to_measure,
 )
 from carpool.tuning.objective import Aim, choose
 from carpool_cli.planning.twin import flips, tuned
@@ -447,3 +450,71 @@ def test_where_rows_get_dearer_for_good_it_comes_to_rest():
     assert sum(decision.reason is Reason.EXPLORES and decision.change for decision in decisions) <= 3
     assert not any(decision.change for decision in decisions if decision.at > 10.0)
     assert outcome.summary().miss_fraction < 0.002
+
+
+# -- what is measured for the capacity
+
+
+def measured(*seen, noise=0.0, count=30.0):
+    """A latency model; the sizes ``seen`` were measured ``count`` times each."""
+    curve = ServiceTime.measured({size: CURVE.time(size) for size in seen}, noise=noise)
+    return replace(curve, counts=tuple(count for _ in seen))
+
+
+def order(service, target, limits=LIMITS):
+    """The sizes that are measured one after the other, each taking what it does."""
+    found = []
+    seen = list(service.sizes)
+    while (size := to_measure(service, limits, target)) is not None:
+        assert size not in seen
+        found.append(size)
+        seen = sorted([*seen, size])
+        service = measured(*seen)
+    return found
+
+
+def test_the_largest_is_measured_first_and_at_most_twice_the_largest_known():
+    found = order(measured(1, 2, 3, 4), 1.0)
+    assert found[:4] == [8, 16, 32, 64]
+    assert sorted(found) == [6, 8, 12, 16, 24, 32, 48, 64]
+
+
+def test_what_lies_between_comes_first_where_a_step_may_be():
+    """48 rows take twice as long as 24 in tiles of 32, so 32 may take as little as 24. 64 take hardly more than 48."""
+    tiles = {rows: 0.004 + 0.024 * -(-rows // 32) for rows in range(1, 129)}
+    service = replace(ServiceTime.measured({rows: tiles[rows] for rows in (1, 2, 4, 8, 16, 24)}), largest_in_flight=2)
+    assert to_measure(service, LIMITS, 1.0) == 48
+    stepped = replace(
+        ServiceTime.measured({rows: tiles[rows] for rows in (1, 2, 4, 8, 16, 24, 48)}), largest_in_flight=2
+    )
+    assert to_measure(stepped, LIMITS, 1.0) == 32
+
+
+def test_a_batch_that_takes_too_much_of_the_slo_is_not_measured():
+    service = measured(1, 2, 3, 4)
+    target = max(service.time(6) / TAKES, service.upper(6))
+    assert to_measure(service, LIMITS, 1.01 * target) == 6
+    assert to_measure(service, LIMITS, 0.99 * target) is None
+
+
+def test_nothing_is_measured_beyond_the_bounds_nor_where_rows_get_dearer():
+    assert order(measured(1, 2, 3, 4), 1.0, replace(LIMITS, max_batch=6)) == [6]
+    dear = ServiceTime.measured({rows: 0.001 * rows**1.5 for rows in (1, 2, 3, 4)})
+    assert to_measure(dear, LIMITS, 10.0) is None
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
+def test_a_size_measured_a_few_times_is_measured_again_after_all_others(noise):
+    bound, seen = replace(LIMITS, max_batch=8), (1, 2, 3, 4, 6, 8)
+    service = replace(measured(*seen, noise=noise), counts=(30.0, 30.0, 30.0, 30.0, 30.0, 1.0))
+    needed = batches_needed(service)
+    assert to_measure(service, LIMITS, 1.0) == 16
+    for count, wanted in ((1.0, 8), (needed - 0.1, 8), (needed, None)):
+        assert to_measure(replace(service, counts=(*service.counts[:-1], count)), bound, 1.0) == wanted
+
+
+def test_sizes_between_two_measured_ones_are_measured_where_their_rows_may_cost_least():
+    # A device with 1 row in 0.69 ms and 17 in 18 ms looks as if batching gained nothing, but 4 may take 2.5 ms.
+    service = ServiceTime.measured({1: 0.00069, 17: 0.018})
+    assert to_measure(service, LIMITS, 1.0) == 16
+    assert order(measured(1, 17), 1.0)

@@ -158,6 +158,8 @@ def spoilt(**changes):
         spoilt(cells=[(0, 8, 1, 0, 400, 40.0, 1e-9)]),
         spoilt(arrivals=10**12),
         spoilt(windows=10**6),
+        spoilt(gaps_squared=nan),
+        spoilt(gaps_squared=1e9),
         spoilt(durations=[0, 1]),
         spoilt(request_rows=[1, 2]),
         spoilt(request_rows=[10**9] + [0] * 16),

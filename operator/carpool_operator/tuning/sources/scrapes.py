@@ -40,6 +40,8 @@ DURATIONS = "carpool_request_duration_seconds_bucket"
 MISSES = "carpool_slo_misses_total"
 BATCHABLE = "carpool_batchable_total"
 """Older sidecars don't count it: all their arrivals count as batchable."""
+GAPS_SQUARED = "carpool_arrival_gaps_seconds_squared_total"
+"""Older sidecars don't count it: burstiness is then learned from windows alone."""
 LIMITED = {"limited": "carpool_limited_batches_total", "limited_rows": "carpool_limited_batch_rows_total"}
 """Older sidecars don't count these: none of their batches counts as limited."""
 REQUEST_ROWS = "carpool_request_rows_bucket"
@@ -91,7 +93,7 @@ OF_THE_PROCESS = (
 
 OWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(OF_THE_PROCESS, ()),
-    **dict.fromkeys((*OF_A_MODEL, BATCHABLE, *CAPACITIES), ("model",)),
+    **dict.fromkeys((*OF_A_MODEL, BATCHABLE, GAPS_SQUARED, *CAPACITIES), ("model",)),
     **dict.fromkeys(CELLS, ("model", "bucket", "rows", "in_flight", "executors")),
     DURATIONS: ("model", "le"),
     REQUEST_ROWS: ("model", "le"),
@@ -370,6 +372,7 @@ def _counters(scrape: Scrape, models: list[str]) -> dict[str, ModelStats]:
             **{field: count(scrape, name, (model,)) for field, name in COUNTS.items()},
             batchable=count(scrape, BATCHABLE, (model,)) if (BATCHABLE, (model,)) in scrape else ALL,
             **{field: count(scrape, name, (model,)) for field, name in LIMITED.items() if (name, (model,)) in scrape},
+            gaps_squared=scrape.get((GAPS_SQUARED, (model,)), 0.0),
             queue_seconds=scrape["carpool_queue_wait_seconds_sum", (model,)],
             misses=misses[model],
             cells=cells[model],

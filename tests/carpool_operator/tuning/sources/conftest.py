@@ -12,6 +12,7 @@ from carpool_operator.tuning.sources.scrapes import (
     CELLS,
     COUNTS,
     DURATIONS,
+    GAPS_SQUARED,
     MISSES,
     MODE,
     REQUEST_ROWS,
@@ -25,7 +26,15 @@ OF_POD = {"namespace": "shop", "pod": "resnet-0", "container": "carpool", "insta
 
 def model_stats(**counts):
     counts = {"arrivals": 10, "arrivals_squared": 60, "windows": 7, "rows": 12, "dispatched": 10, **counts}
-    counts = {"batchable": 8, "served": 10, "hits": 9, "queue_seconds": 0.25, "misses": {"late": 1}, **counts}
+    counts = {
+        "batchable": 8,
+        "served": 10,
+        "hits": 9,
+        "queue_seconds": 0.25,
+        "gaps_squared": 0.75,
+        "misses": {"late": 1},
+        **counts,
+    }
     durations = [0] * len(EDGES)
     durations[20], durations[-1] = counts["served"] - 1, 1
     cells = [(0, 4, 1, 0, 3, 0.03, 0.0004), (0, 1, 2, 1, 1, 0.01, 0.0001)]
@@ -45,7 +54,7 @@ def scrape(models=None, *, started=1000.0, generation=7, **process):
     found[STARTED, ()] = started
     for model, stats in models.items():
         own = (("model", model),)
-        for field, name in (*COUNTS.items(), ("batchable", BATCHABLE)):
+        for field, name in (*COUNTS.items(), ("batchable", BATCHABLE), ("gaps_squared", GAPS_SQUARED)):
             found[name, own] = getattr(stats, field)
         found["carpool_queue_wait_seconds_sum", own] = stats.queue_seconds
         found["carpool_max_batch", own] = 8

@@ -17,6 +17,7 @@ from carpool_operator.tuning.sources.scrapes import (
     BATCHABLE,
     CAPACITIES,
     DURATIONS,
+    GAPS_SQUARED,
     GENERATION,
     MISSES,
     MODE,
@@ -154,7 +155,9 @@ def test_a_reset_is_left_to_whoever_differences(stored):
 
 @pytest.mark.parametrize(
     "drop",
-    sorted(set(OWN) - set(streams.OWN) - {GENERATION, MODE, MISSES, BATCHABLE, *CAPACITIES, REQUEST_ROWS}),
+    sorted(
+        set(OWN) - set(streams.OWN) - {GENERATION, MODE, MISSES, BATCHABLE, GAPS_SQUARED, *CAPACITIES, REQUEST_ROWS}
+    ),
 )
 def test_what_is_missing_is_named(stored, drop):
     scrape = {key: value for key, value in stored.scrape().items() if key[0] != drop}
@@ -166,6 +169,12 @@ def test_older_sidecars_do_not_count_what_can_share_a_batch_so_all_can(stored):
     assert read_one(stored.matrix({5000.0: stored.scrape()})).stats.models["m"].batchable == 8
     older = read_one(stored.matrix({5000.0: scrape})).stats.models["m"]
     assert older.batchable == older.arrivals == 10
+
+
+def test_older_sidecars_do_not_count_gaps(stored):
+    scrape = {key: value for key, value in stored.scrape().items() if key[0] != GAPS_SQUARED}
+    assert read_one(stored.matrix({5000.0: stored.scrape()})).stats.models["m"].gaps_squared == 0.75
+    assert read_one(stored.matrix({5000.0: scrape})).stats.models["m"].gaps_squared == 0.0
 
 
 def test_older_sidecars_do_not_count_rows_per_request(stored):
