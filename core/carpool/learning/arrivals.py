@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from random import Random
 
+CORRELATED = 1.3
+"""If the dispersion over longer times is so many times that over a window, bursts last longer than a window."""
 
 DRAWN = 24
 """Rates of a ``Modulated`` process that come in all their shares."""
@@ -163,24 +165,25 @@ class WindowCounts(Struct, frozen=True):
     def cv(self) -> float | None:
         """Coefficient of variation of gamma gaps; ``None``: gaps do not explain the counts, or were not counted.
 
-        In a window of m mean arrivals a gamma renewal process has dispersion cv^2 + (1 - cv^4)/6m + o(1/m) (Cox,
-        Renewal Theory, 4.5), and hardly less than half of cv^2. Three standard errors are allowed: the relative
-        variance of cv^2 from n gaps is 2 (1 + cv^2)/n (delta method), that of a dispersion from w windows 2/w.
+        In a window of m mean arrivals a gamma renewal process has a dispersion between cv^2 and cv^2 + (1 - cv^4)/6m
+        (Cox, Renewal Theory, 4.5); beyond a cv^2 of 3m that shows nothing. Three standard errors are allowed: the
+        relative variance of cv^2 from n gaps is 2 (1 + cv^2)/n (delta method), that of a dispersion from w windows 2/w.
         """
         if not self.gaps_squared or not self.windows:
             return None
         squared = max(self.gaps_squared * self.rate**2 / self.arrivals - 1, 0.0)
-        expected = squared + (1 - squared**2) * self.windows / (6 * self.arrivals)
+        mean = self.arrivals / self.windows
+        low, high = sorted((squared, squared + (1 - squared**2) / (6 * mean)))
         error = 3 * math.sqrt(2 * (1 + squared) / self.arrivals + 2 / self.windows)
-        low, high = min(max(expected, squared / 2), squared), max(expected, squared)
-        return math.sqrt(squared) if low * (1 - error) <= self.dispersion <= high * (1 + error) else None
+        explained = low * (1 - error) <= self.dispersion <= high * (1 + error)
+        return math.sqrt(squared) if explained and squared <= 3 * mean else None
 
 
 def fitted(rate: float, short: WindowCounts, spread: float = 1.0, seconds: float = 0.0) -> Fitted:
     """Return the simplest process that fits: Poisson unless the counts clearly contradict it.
 
-    ``spread``: variance over mean of the counts of longer intervals, of ``seconds`` each. If it is more than over
-    windows, and the gaps do not explain these, bursts last longer than a window.
+    ``spread``: variance over mean of the counts of longer intervals, of ``seconds`` each. If it is clearly
+    more than over windows, and the gaps do not explain these, bursts last longer than a window.
     """
     if short.looks_poisson:
         return Poisson(rate)
@@ -202,7 +205,7 @@ def _modulated(rate: float, short: WindowCounts, spread: float, seconds: float) 
     def share(w: float, lasts: float) -> float:
         return 1 + math.expm1(-w / lasts) * lasts / w
 
-    if seconds < 2 * window or ratio <= 1 or window > 2 * most:
+    if seconds < 2 * window or ratio < CORRELATED or window > 2 * most:
         return None
     low, high = window / 4, most
     while high - low > low / 100:

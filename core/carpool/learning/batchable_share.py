@@ -1,7 +1,4 @@
-"""The tuner's estimate of the batchable share, from counters; and how a forecast uses it.
-
-The Batcher observes it (``batchable.BatchableShare``); the tuner forecasts with the share (``Sharing``).
-"""
+"""The tuner's estimate of the batchable share, from counters (``recent_keys``), and how a forecast uses it."""
 
 from __future__ import annotations
 

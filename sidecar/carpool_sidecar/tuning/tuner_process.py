@@ -42,7 +42,7 @@ SHARE = 0.01
 ANOTHER_SPREAD = 1.25
 """Factor between dispersions of arrivals that counts as a change."""
 
-OLDER = 1.8
+OLDER = 1.5
 """A model observed for so many times as long has more evidence: its first capacity rests on a few large batches."""
 
 OVERDRAFT = 500.0

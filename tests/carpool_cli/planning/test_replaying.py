@@ -36,7 +36,7 @@ def test_once_is_as_it_came_from_zero():
     assert found.process.rate == pytest.approx(100.0)
     assert (found.recorded, found.span) == (1001, pytest.approx(10.0))
     assert isinstance(found.process, Gamma)  # so even arrivals are no Poisson's
-    assert found.described == "1,001 arrivals over 10s, 100/s (gamma, cv 0.15), played once"
+    assert found.described == "1,001 arrivals over 10s, 100/s (gamma, cv 0.2), played once"
     assert found.arrivals is found.times
 
 
