@@ -113,7 +113,7 @@ async def test_of_two_one_writes_and_the_other_takes_over_when_it_ends(api, star
     assert not a.election.leads()
 
 
-async def test_when_told_to_stop_it_gives_the_lease_back(api, start):
+async def test_an_operator_that_is_stopped_releases_the_lease(api, start):
     one = await start()
     await api.until(lambda: holder(api) == "a")
 
@@ -148,7 +148,7 @@ async def test_it_waits_for_a_server_that_is_not_there_yet_and_is_alive_meanwhil
     await api.until(lambda: one.fleet.synced)
 
 
-async def test_only_the_namespaces_that_it_is_told_of(api, start):
+async def test_only_the_given_namespaces_are_read(api, start):
     api.put(*POLICY, policy(), "a")
     api.put(*POLICY, policy(), "b")
     await start(namespaces=("a",))

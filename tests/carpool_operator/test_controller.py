@@ -126,7 +126,7 @@ def test_a_spec_that_cannot_be_read_changes_nothing_but_what_is_said():
     assert len(world.log) == documents + 1
 
 
-def test_the_loser_of_a_conflict_is_told_and_publishes_nothing():
+def test_the_policy_that_loses_a_conflict_is_not_accepted_and_publishes_nothing():
     world = World(pods=2)
     world.others = [policy_of(name="older", created=1.0)]
     settle(world)

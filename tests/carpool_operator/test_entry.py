@@ -27,7 +27,7 @@ getattr(entry, sys.argv[1])()
     ("command", "module"),
     [("operator", "carpool_operator.main"), ("injector", "carpool_operator.webhook.main")],
 )
-def test_told_to_stop_while_it_loads_it_does_as_the_first_process_of_a_container_too(command, module):
+def test_sigterm_while_modules_load_ends_the_process_with_exit_code_0(command, module):
     """Without a handler a process ends with exit code -15; the first process of a container would not even end."""
     child = [sys.executable, "-c", TOLD_AS_IT_LOADS, command, module]
     done = subprocess.run(child, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 - the code above

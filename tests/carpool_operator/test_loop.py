@@ -215,7 +215,7 @@ async def test_a_policy_gets_its_configuration_its_pods_theirs_and_its_status_sa
     assert world.api.get(*POLICY, "deployment-other")["spec"]["slo"]["latency"]["p99"] == "80ms"
 
 
-async def test_what_is_told_on_workloads_is_known_where_their_policies_are_decided_on(world):
+async def test_events_about_workloads_reach_the_decisions_on_their_policies(world):
     populate(world.api)
     world.api.put(*DEPLOYMENT, deployment(annotations={"carpool.dev/slo-p99": "50"}))
     injected = pod()
@@ -420,7 +420,7 @@ async def test_a_configmap_that_others_deleted_comes_back(world):
     assert world.api.get(*CONFIG_MAP, "carpool-deployment-web") is not None
 
 
-async def test_a_pod_that_comes_later_is_told_and_one_that_does_not_answer_is_asked_less_often(world):
+async def test_a_pod_that_comes_later_gets_the_push_and_one_that_fails_is_asked_less_often(world):
     populate(world.api)
     await world.passes(2)
     world.sidecar.status = 500
@@ -434,7 +434,7 @@ async def test_a_pod_that_comes_later_is_told_and_one_that_does_not_answer_is_as
     assert len(world.sidecar.changes) == 1
 
 
-async def test_a_push_that_was_refused_is_told_to_who_decides(world):
+async def test_a_push_that_was_refused_is_reported_to_the_decisions(world):
     populate(world.api)
     world.sidecar.public_key = Signer(new_key()).public
     await world.passes(2)

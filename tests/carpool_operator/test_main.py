@@ -46,7 +46,7 @@ def test_flags_and_environment(started, monkeypatch):
     assert (settings.interval, settings.resync, settings.metrics_port) == (0.5, 300.0, 8080)
 
 
-def test_all_namespaces_unless_told_otherwise(started):
+def test_all_namespaces_are_watched_by_default(started):
     main([])
 
     assert started[0].namespaces == (None,)

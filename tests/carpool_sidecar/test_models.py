@@ -49,7 +49,7 @@ class Resolving:
         self.resolve, self.run = made.resolve, made.run
 
 
-async def test_v1_rides_together_at_once_and_v2_when_the_axis_is_known(forgotten):
+async def test_v1_is_batched_at_once_and_v2_when_the_axis_is_known(forgotten):
     table = ModelTable([], forgotten.append)
     entry = table.entry(endpoint("m"))
     assert (entry.alone_by_protocol, entry.alone) == (None, "axis-unknown")
@@ -61,7 +61,7 @@ async def test_v1_rides_together_at_once_and_v2_when_the_axis_is_known(forgotten
     assert (made.learned, made.changed) == ([entry], [])
 
 
-async def test_a_fixed_first_dimension_rides_alone_and_says_how_to_change_that(forgotten):
+async def test_a_fixed_first_dimension_prevents_batching_and_the_reason_says_how_to_change_that(forgotten):
     table = ModelTable([], forgotten.append)
     entry = table.entry(endpoint("m"))
     await Resolving(table, Server(m=Document(200, metadata([1, 3])))).resolve(entry)
@@ -69,7 +69,7 @@ async def test_a_fixed_first_dimension_rides_alone_and_says_how_to_change_that(f
     assert "axis: First" in entry.reason
 
 
-async def test_triton_tells_the_largest_batch(forgotten):
+async def test_the_largest_batch_is_read_from_triton(forgotten):
     table = ModelTable([Model(name="m", max_batch=16)], forgotten.append)
     entry = table.entry(endpoint("m", "3"))
     server = Server(
@@ -149,7 +149,7 @@ async def test_a_name_in_the_policy_that_the_server_does_not_know_is_doubted_onc
     assert table.reason(typo) == "the policy says axis First"
 
 
-async def test_another_version_is_told_and_the_same_in_other_words_is_not(forgotten):
+async def test_another_version_is_reported_and_the_same_in_other_words_is_not(forgotten):
     table = ModelTable([], forgotten.append)
     entry = table.entry(endpoint("m"))
     server = Server(m=Document(200, metadata([-1, 3], versions=["1"])))
@@ -184,7 +184,7 @@ async def test_names_that_the_policy_knows_stay(forgotten):
     assert table.entry(endpoint("kept")) is kept
 
 
-async def test_without_room_requests_ride_alone_under_another_name(forgotten):
+async def test_without_room_requests_are_sent_alone_under_another_name(forgotten):
     table = ModelTable([], forgotten.append)
     for number in range(MAX_ENTRIES):
         table.entry(endpoint(f"{number}")).proven = True
@@ -192,7 +192,7 @@ async def test_without_room_requests_ride_alone_under_another_name(forgotten):
     assert (entry.lane, entry.alone, entry.alone_by_protocol) == (OTHER, "too-many-models", "too-many-models")
 
 
-async def test_a_lane_is_forgotten_with_the_last_version_that_rides_in_it(forgotten):
+async def test_a_lane_is_forgotten_with_the_last_version_that_uses_it(forgotten):
     table = ModelTable([], forgotten.append)
     one, two = table.entry(endpoint("m", "1")), table.entry(endpoint("m", "2"))
     table.missing(one)
@@ -205,7 +205,7 @@ async def test_a_lane_is_forgotten_with_the_last_version_that_rides_in_it(forgot
     assert list(table) == [proven]
 
 
-async def test_nobody_makes_room_while_requests_ride_in_it(forgotten):
+async def test_a_model_is_not_forgotten_while_its_requests_wait(forgotten):
     table = ModelTable([], forgotten.append)
     ridden = table.entry(endpoint("ridden"))
     ridden.waiters = 2

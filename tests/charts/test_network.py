@@ -83,7 +83,7 @@ def test_what_a_tenant_closed_stays_closed(helm):
 
 
 @pytest.mark.parametrize("port", [port for port in PORTS if port != 14090])
-def test_callers_are_those_whom_the_values_name(helm, port):
+def test_callers_are_those_that_the_values_name(helm, port):
     policies = render(helm, [{"podSelector": {"matchLabels": {"app": "caller"}}}])
     assert reaches(policies, CALLER, MODEL, port)
     assert not reaches(policies, STRANGER, MODEL, port)

@@ -33,7 +33,7 @@ def test_v2_in_json(served, session):
     assert answer["outputs"][0]["data"] in ([1, 2, 3, 4], [[1, 2], [3, 4]])
 
 
-def test_threads_ride_together_and_get_their_own_rows(served, session):
+def test_requests_of_threads_are_batched_together_and_get_their_own_rows(served, session):
     def predict(number):
         instances = [[number, index] for index in range(1 + number % 2)]
         answer = session.post(f"http://{served.data}/{PREDICT}", json={"instances": instances})

@@ -110,7 +110,7 @@ def test_a_wrong_shape_is_named(client):
     assert error.value.status() == "400"
 
 
-def test_asynchronous_callers_ride_together_and_get_their_own_rows(served, client):
+def test_asynchronous_requests_are_batched_together_and_get_their_own_rows(served, client):
     arrays = [np.full((1 + number % 3, 5), number, np.float32) for number in range(32)]
     pending = [client.async_infer(MODEL, [given(array, "FP32")], request_id=str(n)) for n, array in enumerate(arrays)]
     for number, array in enumerate(arrays):

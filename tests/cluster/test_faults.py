@@ -39,7 +39,7 @@ def test_without_faults_it_is_not_there(through, proxy, namespace, cluster, api)
     ]
 
 
-def test_it_refuses_as_told_and_as_often(through, proxy, namespace):
+def test_it_refuses_what_a_test_asks_for_and_as_often(through, proxy, namespace):
     fault = proxy.refuse(409, methods="PATCH", path="configmaps", times=2, after=1)
 
     through.apply(config(a="1"), namespace=namespace)
@@ -62,7 +62,7 @@ def test_it_is_slow(through, proxy, namespace):
     assert time.monotonic() - began >= 0.2  # at least: a lower bound holds on any machine
 
 
-def test_it_tells_of_a_write_before_its_client_knows(through, proxy, namespace, api):
+def test_it_reports_a_write_before_its_client_gets_the_answer(through, proxy, namespace, api):
     seen = []
 
     def look(request):

@@ -154,7 +154,7 @@ def test_namespaces_of_the_system_and_those_that_say_so_are_left_alone(injector,
         assert not injected(api.create(pod(annotations={INJECT: "true"}), where, dryRun="All"))
 
 
-def test_who_annotates_in_vain_is_told(injector, api, namespace, kubectl):
+def test_annotations_without_effect_get_a_warning(injector, api, namespace, kubectl):
     nameless = {"name": "server", "image": "standin"}
     api.apply(deployment(container=nameless), namespace=namespace)
     said = kubectl("annotate", "deployment", "web", "carpool.dev/slo-p99=50", check=False)
@@ -166,7 +166,7 @@ def test_who_annotates_in_vain_is_told(injector, api, namespace, kubectl):
     assert started["metadata"]["annotations"]["carpool.dev/skipped"].startswith("NoPort: container server")
 
 
-def test_who_mistypes_is_told_each_time(injector, api, namespace, kubectl):
+def test_typos_get_a_warning_each_time(injector, api, namespace, kubectl):
     def said_to(manifest):
         # Nothing is kept: what controllers do to it would be asked about, too.
         return kubectl("apply", "--dry-run=server", "-f", "-", text=json.dumps(manifest), check=False)
@@ -334,7 +334,7 @@ def test_without_it_pods_start_and_nobody_waits(injector, api, namespace):
     assert of_template(api.get("deployments", "web", namespace)) == "deployment"
 
 
-def test_a_captured_port_leads_to_the_sidecar_whoever_calls_it_by_number(injector, api, namespace):
+def test_a_captured_port_leads_to_the_sidecar_even_when_called_by_number(injector, api, namespace):
     objects = carpool.model("resnet", replicas=1)
     by_number = objects[-1]
     by_number["spec"]["ports"][0]["targetPort"] = 9000

@@ -195,7 +195,7 @@ def test_host_networking(installed, namespace, codes, fixed):
     assert codes() == (0, {})
 
 
-def test_a_probe_that_shows_another_protocol(installed, namespace, codes):
+def test_a_readiness_probe_that_shows_another_protocol(installed, namespace, codes):
     probe = {"grpc": {"port": 9000}}
     installed.apply(model(container={"readinessProbe": probe}), namespace=namespace)
 
@@ -459,7 +459,7 @@ def test_all_at_once_and_one_line_each(installed, namespace, preflight):
     assert not any(each["namespace"] == SYSTEM for each in everywhere["workloads"])
 
 
-def test_who_may_not_create_pods_is_told(installed, namespace, preflight, cluster):
+def test_a_user_that_may_not_create_pods_gets_the_permission_to_ask_for(installed, namespace, preflight, cluster):
     nobody = cluster.kubeconfig_of(installed.account_token("default", namespace))
 
     code, told = preflight("deployment/web", "-n", namespace, kubeconfig=nobody, plain=True)

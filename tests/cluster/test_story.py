@@ -62,7 +62,7 @@ def promised(api, namespace, kubectl, p99):
     api.until("batchingpolicies", namespace, follows, name="deployment-resnet", timeout=120)
 
 
-def test_annotate_tune_change_the_promise_and_take_it_out_again(installed, cluster, api, namespace, kubectl):
+def test_annotate_tune_change_the_slo_and_take_it_out_again(installed, cluster, api, namespace, kubectl):
     api.apply(*carpool.model("resnet"), namespace=namespace)
     api.until_ready("resnet", namespace)
     with Traffic(cluster.api(), "resnet", namespace, PATH, BODY, rate=20) as traffic:

@@ -202,7 +202,7 @@ def test_pods_of_a_real_controller_get_their_sidecars(bare, installed, namespace
 
 
 @pytest.mark.parametrize("kind", ["StatefulSet", "DaemonSet"])
-def test_pods_that_a_quota_refuses_are_told_with_the_fix(bare, installed, namespace, kind):
+def test_pods_that_a_quota_refuses_are_reported_with_the_fix(bare, installed, namespace, kind):
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     installed.create(quota, namespace)
     # Its status is that of a controller which is not here.

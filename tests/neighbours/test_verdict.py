@@ -41,7 +41,7 @@ def test_each_limit_is_named_with_its_figure_and_the_neighbour(seen, said):
     assert line.startswith(f"flood: {said}, limit at most ")
 
 
-def test_a_violation_says_how_requests_failed_and_how_long_a_probe_had_no_answer():
+def test_a_violation_says_how_requests_failed_and_how_long_probes_had_no_answer():
     assert verdict.violations(row(LOST))[0].endswith("(of 100: 2 x 504 expired, 1 x 429 queue-full)")
     assert "longest gap between answers 2,500 ms" in verdict.violations(row(SLOW))[0]
     assert "the sidecar was ended there" in verdict.violations(row(GOOD._replace(peak_mib=3100.0, ended=True)))[0]

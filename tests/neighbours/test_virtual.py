@@ -23,7 +23,7 @@ def test_equal_seeds_give_equal_figures_and_others_do_not():
     assert virtual.play("cancels", 3) != virtual.play("cancels", 4)
 
 
-def test_every_crowd_is_a_neighbour_and_the_others_are_not_played():
+def test_every_simulated_load_is_a_neighbour_and_the_others_are_not_played():
     assert set(virtual.ARRIVALS) <= {neighbour.name for neighbour in NEIGHBOURS}
     assert virtual.play("streams") is None
 

@@ -95,7 +95,7 @@ def test_it_passes_the_tests_of_the_sources(wheel, suite):
 
 
 @pytest.mark.parametrize("environment", [{"CARPOOL_COMPILE": "never"}, {"CC": "/nowhere/cc"}])
-def test_without_a_compiler_or_if_told_so_a_wheel_is_pure_python(tmp_path, environment):
+def test_without_a_compiler_or_if_asked_for_a_wheel_is_pure_python(tmp_path, environment):
     pip = ["-m", "pip", "wheel", "--disable-pip-version-check", "--quiet", "--no-deps"]
     run(*pip, "--wheel-dir", str(tmp_path), str(ROOT), path=[], **environment)
     (made,) = tmp_path.iterdir()

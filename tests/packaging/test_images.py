@@ -236,7 +236,7 @@ def test_images_of_several_architectures_get_one_name(tmp_path):
     assert [each["annotations"][layout.NAME] for each in index["manifests"]] == ["1-amd64", "1-arm64", "1"]
 
 
-def test_who_may_not_install_is_told_the_command(monkeypatch, capsys):
+def test_without_the_rights_to_install_the_command_is_printed(monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "umoci" else f"/usr/bin/{name}")
     assert programs.main(["umoci", "skopeo"]) == 1

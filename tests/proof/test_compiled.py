@@ -31,7 +31,7 @@ def test_machine_code_does_the_same_to_the_last_bit():
     assert not compiled.is_used()
 
 
-def test_who_has_no_compiler_is_told_what_to_install(tmp_path, monkeypatch):
+def test_a_missing_compiler_is_reported_with_the_packages_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled, "FOLDER", tmp_path)
     monkeypatch.setattr(compiled, "MODULES", ("nowhere",))
     with pytest.raises(compiled.NotCompiledError, match="apt-get install gcc python3-dev"):
@@ -39,7 +39,7 @@ def test_who_has_no_compiler_is_told_what_to_install(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_who_may_not_write_is_told_where(monkeypatch):
+def test_a_folder_that_can_not_be_written_is_reported(monkeypatch):
     monkeypatch.setattr(compiled, "FOLDER", compiled.Path("/proc/nowhere"))
     with pytest.raises(compiled.NotCompiledError, match="/proc/nowhere can't be written"):
         compiled.folder()

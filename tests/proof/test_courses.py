@@ -49,7 +49,7 @@ def test_what_is_measured_of_bursts_are_many():
     assert all(step.stop - step.start >= 40 for step in stair.steps)
 
 
-def test_phases_are_told_apart_by_what_changes():
+def test_phases_are_distinguished_by_what_changes():
     phases = courses.phases(PLAIN, 100.0)
     assert [(phase.kind, phase.start, phase.rate) for phase in phases] == [
         ("start", 0.0, 30.0),

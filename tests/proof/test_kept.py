@@ -54,7 +54,7 @@ def test_carpool_is_what_changes(played, plays):
     assert not kept.has("carpool", SCENARIO, SEED)
 
 
-def test_whatever_decides_a_row_is_told_apart(played, plays, monkeypatch):
+def test_a_row_is_played_again_when_anything_that_decides_it_changes(played, plays, monkeypatch):
     kept.contend(SCENARIO, played[0], "greedy", SEED)
     kept.contend(SCENARIO, played[0], "aimd", SEED)
     kept.contend(SCENARIO, played[0], "greedy", SEED + 1)

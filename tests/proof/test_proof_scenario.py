@@ -24,7 +24,7 @@ def written(folder, **changes):
     return path
 
 
-def test_the_suite_covers_what_it_promises():
+def test_the_suite_covers_the_required_kinds_of_scenarios():
     scenarios = load_all()
     assert len(scenarios) >= 32
     assert {1, 2, 4, 6, 8} <= {each.executors for each in scenarios}

@@ -52,7 +52,7 @@ def test_nothing_falls_short(tmp_path):
     assert "not explained" not in text
 
 
-def test_scenarios_that_were_left_out_are_told(tmp_path):
+def test_scenarios_that_were_left_out_are_reported(tmp_path):
     left_out = {"azure": "there is no trace"}
     assert "Left out: azure, there is no trace" in page(tmp_path, {}, left_out=left_out)
 

@@ -84,13 +84,13 @@ def test_nobody_comes(name):
 
 
 @pytest.mark.parametrize("name", RIVALS)
-def test_a_device_that_can_not_keep_the_slo(name):
+def test_a_device_that_can_not_meet_the_slo(name):
     slow = known(slo=0.004)
     ends(simulate(name, poisson(50.0, 2.0), knowledge=slow))
 
 
 @pytest.mark.parametrize("name", RIVALS)
-def test_replicas_executors_lengths_faults_stalls_and_callers_who_leave(name):
+def test_replicas_concurrency_lengths_faults_stalls_and_callers_that_leave(name):
     rng = Random(7)
     requests = [
         Arrival(
@@ -116,7 +116,7 @@ def test_replicas_executors_lengths_faults_stalls_and_callers_who_leave(name):
     assert counts[End.CANCELLED] > 0
 
 
-def test_a_rival_is_told_of_a_curve_of_one_size():
+def test_rivals_accept_a_latency_curve_of_one_size():
     one = known(largest=4)._replace(service=ServiceTime.measured({4: 0.007}))
     for name in RIVALS:
         ends(simulate(name, poisson(100.0, 1.0), knowledge=one))

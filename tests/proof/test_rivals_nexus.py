@@ -20,7 +20,7 @@ def test_any_other_rate_takes_what_comes_in_time():
     assert residual(LATENCY, 0.05, 40, 400.0) == (15, pytest.approx(0.0375))
 
 
-def test_a_rate_too_low_for_company_rides_alone():
+def test_at_a_rate_too_low_for_batching_requests_are_sent_alone():
     # The second request comes after 50 ms.
     assert residual(LATENCY, 0.05, 40, 20.0) == (1, pytest.approx(0.0445))
 

@@ -70,7 +70,7 @@ def test_no_traffic_is_no_trial(maker):
     assert len(traffic.tried) == 1
 
 
-def test_it_keeps_the_cheapest_that_keeps_the_slo(maker):
+def test_it_chooses_the_cheapest_parameters_that_meet_the_slo(maker):
     traffic = Traffic(maker(known(), Random(0)), verdict=worse_the_longer_held)
     traffic.run(400)
     assert len(traffic.tried) == search.TRIALS + 1

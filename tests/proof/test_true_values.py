@@ -11,7 +11,7 @@ from carpool.learning.arrivals import Gamma
 COURSE = (Stretch(10.0, 100.0), Stretch(10.0, 300.0, device=2.0), Stretch(10.0, 300.0))
 
 
-def test_who_is_told_the_device_knows_it_before_any_batch_and_through_its_changes():
+def test_true_latencies_are_known_before_any_batch_and_through_changes_of_the_device():
     times = true_values.Times(knowledge(SCENARIO), COURSE)
     true = SCENARIO.service()
     assert [times.estimate().time(rows) for rows in (1, 64)] == [true.time(1), true.time(64)]
@@ -25,7 +25,7 @@ def test_who_is_told_the_device_knows_it_before_any_batch_and_through_its_change
     assert times.estimate().time(8) == true.time(8)
 
 
-def test_who_is_told_the_rate_knows_it_at_once_and_learns_how_it_spreads():
+def test_the_true_rate_is_known_at_once_and_its_spread_is_learned():
     rates = true_values.Rates(COURSE, replicas=2)
     assert rates.process is None
     # Ten windows of both replicas in each second of theirs, of 1 and 9 requests in turn.
@@ -39,7 +39,7 @@ def test_who_is_told_the_rate_knows_it_at_once_and_learns_how_it_spreads():
     assert rates.process.rate == pytest.approx(150.0)
 
 
-def test_told_all_there_is_to_learn_it_holds_as_much(small):  # noqa: F811 - the fixture
+def test_with_all_true_values_it_sustains_the_same_loads_as_with_learned_ones(small):  # noqa: F811 - the fixture
     reference = experiments.refer(SCENARIO, SEED)
     learned = experiments.contend(SCENARIO, reference, "carpool", SEED).stair
     for name in rows.TOLD:

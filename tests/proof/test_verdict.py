@@ -88,7 +88,7 @@ def bounds(tmp_path, **changes):
     return path
 
 
-def test_a_limit_that_is_missed_is_told(tmp_path):
+def test_a_limit_that_is_missed_is_reported(tmp_path):
     assert verdict.missed(proof(), bounds(tmp_path)) == []
     (line,) = verdict.missed(proof(), bounds(tmp_path, value=0.001))
     assert line == "extra misses, worst: 0.002, at most 0.001 x. It may not."
@@ -129,7 +129,7 @@ def test_a_phase_that_never_became_good_is_the_worst():
     assert figure("first good, worst", timelines=lines) == inf
 
 
-def test_beside_a_shortfall_is_what_it_would_be_were_it_told(tmp_path):
+def test_a_shortfall_is_reported_beside_the_result_with_true_values(tmp_path):
     # Another scenario, where nothing falls short, is none of its business.
     best = next(each for each in proof().stairs if each.contender == "oracle")
     others = [replace(each, scenario="other", steps=best.steps) for each in proof().stairs]
@@ -157,7 +157,7 @@ def test_what_more_time_brings_is_said_of_the_saving_alone():
     assert verdict.by_minute(rest) == "50%, -, 97%"
 
 
-def test_the_load_of_which_least_is_saved():
+def test_the_load_at_which_least_is_saved():
     made = proof()
     lower = replace(made.scenarios[0], loads=(0.2, 0.5, 1.0, 2.0))
     assert verdict.least_saving(replace(made, scenarios=[lower]), "plain") == 0.2

@@ -96,7 +96,7 @@ def test_a_higher_load_is_the_same_load_faster():
     assert fast == pytest.approx([time / 2 for time in slow])
 
 
-def test_bursts_and_lulls_are_as_long_as_told():
+def test_bursts_and_lulls_are_as_long_as_given():
     bursts = like(arrivals=suite.OnOff(on=Duration(0.2), off=Duration(0.4)))
     times = arrival_times(bursts, (Stretch(200.0, 500.0),), 1)
     # 1,500 a second in a burst, so 50 ms without an arrival are a lull: 200 / 0.6 of them, but for the shortest.
@@ -175,7 +175,7 @@ def test_replicas_share_the_load_and_the_last_may_be_slow():
     assert world.devices(scenario, ())[2].times(4, 0) == pytest.approx(2 * 0.007)
 
 
-def test_only_requests_of_a_bucket_ride_together():
+def test_only_requests_of_the_same_bucket_are_batched_together():
     lengths = suite.Lengths(median=90, sigma=0.8, buckets=(64, 128, 256), reference=128)
     outcome = play(like(lengths=lengths), still, (Stretch(10.0, 300.0),), 1).outcome
     cells = outcome.final[0].models[""].cells
@@ -195,7 +195,7 @@ def test_cold_batches_stalls_and_memory_are_the_devices():
     assert End.FAILED not in outcome.summary().ends
 
 
-def test_rivals_are_told_the_truth_of_the_device():
+def test_rivals_know_the_true_values_of_the_device():
     known = world.knowledge(like(executors=4, cv=0.1))
     assert (known.slo, known.executors, known.replicas) == (0.05, 4, 1)
     assert known.service.time(10) == pytest.approx(0.01)
@@ -215,7 +215,7 @@ def test_and_of_each_length_bucket_by_itself():
     assert long[8] == pytest.approx(short[32])
 
 
-def test_a_contender_has_its_own_luck():
+def test_a_contender_has_its_own_random_numbers():
     drawn = []
 
     def maker(known, rng):

@@ -159,7 +159,7 @@ def test_rule_2_a_model_s_own_cap_holds(passing: bool) -> None:
     assert batch.rows == 4
 
 
-def test_rule_3_without_a_batch_axis_requests_ride_alone_and_whole() -> None:
+def test_rule_3_without_a_batch_axis_requests_are_sent_alone_and_whole() -> None:
     to = batcher(max_batch=4)
     first = occupied(to)
     asked = [request(mergeable=False, rows=6), request(mergeable=False)]
@@ -336,7 +336,7 @@ def test_rule_5_a_later_key_never_postpones_an_earlier_one() -> None:
 
 
 @pytest.mark.parametrize("limit", ["due", "deadline"])
-def test_rule_5_due_when_longer_would_make_a_rider_late(limit: str) -> None:
+def test_rule_5_a_batch_is_due_when_waiting_longer_would_make_a_request_late(limit: str) -> None:
     # Two rows take 6 ms, seldom more than 6.6: to be there at 15 ms, they leave at 8.4.
     to = held(max_wait=0.02)
     to.arrive(request(0.0), 0.0)
@@ -358,7 +358,7 @@ def test_rule_5_a_request_held_to_the_last_moment_is_in_time() -> None:
     assert [waiters(batch) for batch in batches(to.poll(to.wake_at()))] == [[only]]
 
 
-def test_rule_5_company_brings_the_last_moment_forward() -> None:
+def test_rule_5_more_rows_in_the_batch_bring_its_last_moment_forward() -> None:
     to = held(max_wait=0.02)
     to.arrive(request(0.0, due=0.015), 0.0)
     to.arrive(request(0.008, rows=5), 0.008)  # 6 rows: 8.8 ms
@@ -613,7 +613,7 @@ def test_rule_7_who_joins_a_held_batch_on_an_idle_upstream_is_admitted_and_kept(
     assert batch.rows == 2
 
 
-def test_rule_7_an_idle_upstream_admits_even_whom_the_held_batch_makes_late() -> None:
+def test_rule_7_an_idle_upstream_admits_even_requests_that_the_held_batch_makes_late() -> None:
     to = batcher(max_batch=64, max_wait=0.002)
     to.learn("m", estimate(), 0.0, shed_slo=True)
     asked = [request(rows=8), request(slo=0.009, deadline=0.0095)]  # nine rows take 9.5 ms
@@ -672,7 +672,7 @@ def test_rule_7_only_classes_as_urgent_stand_before() -> None:
     assert refusals(to.arrive(request(deadline=0.0150, priority=2), 0.0))
 
 
-def test_rule_7_slots_beyond_the_executors_do_not_empty_the_queue_by_refusals() -> None:
+def test_rule_7_slots_beyond_the_server_concurrency_do_not_empty_the_queue_by_refusals() -> None:
     # Three batches queue at the device: were a newcomer's batch taken for full, nobody but the first would be admitted.
     device = Device(linear(0.005, 0.0005))
     times = until(Poisson(900.0), 10.0, Random(3))
@@ -694,7 +694,7 @@ def test_rule_7_a_batch_that_took_longer_than_believed_moves_the_predictions_beh
     assert not refusals(to.arrive(request(deadline=0.0366), 0.021))
 
 
-def test_beyond_so_many_keys_waiting_a_new_one_rides_alone() -> None:
+def test_beyond_the_limit_of_waiting_keys_requests_with_a_new_key_are_sent_alone() -> None:
     to = batcher(max_batch=8)
     first = occupied(to)
     send(to, 0.0, *(request(key=kind) for kind in range(MAX_KEYS)))
@@ -733,7 +733,7 @@ def test_what_boarded_no_longer_counts_as_waiting() -> None:
     assert [batch.rows for batch in batches(send(to, 0.003, *(request(0.003) for _ in range(4))))] == [8]
 
 
-def test_rule_7_executors_beyond_the_slots_help_nobody() -> None:
+def test_rule_7_server_concurrency_beyond_the_slots_does_not_shorten_the_forecast() -> None:
     to = batcher(max_batch=8)
     to.learn("m", estimate(executors=8), 0.0)
     occupied(to)
@@ -741,7 +741,7 @@ def test_rule_7_executors_beyond_the_slots_help_nobody() -> None:
     assert refusals(to.arrive(request(deadline=0.0199), 0.0))
 
 
-def test_rule_7_slots_beyond_the_executors_only_queue_there() -> None:
+def test_rule_7_slots_beyond_the_server_concurrency_only_queue_at_the_server() -> None:
     to = batcher(max_batch=1, slots=2)
     to.learn("m", estimate(), 0.0)
     (first,) = batches(to.arrive(request(), 0.0))
@@ -793,7 +793,7 @@ def hoping() -> Batcher:
     return to
 
 
-def test_rule_7_hope_for_executors_ends_with_the_first_batch_that_waited_for_one() -> None:
+def test_rule_7_optimistic_server_concurrency_ends_with_the_first_batch_that_waited() -> None:
     to = hoping()
     one, other = batches(send(to, 0.0, request(), request()))
     to.complete(one, 0.0055)
@@ -811,7 +811,7 @@ def test_rule_7_hope_for_executors_ends_with_the_first_batch_that_waited_for_one
 
 
 @pytest.mark.parametrize("took", [0.0055, 0.0090])
-def test_rule_7_hope_for_executors_lasts_while_nobody_waits_for_one(took: float) -> None:
+def test_rule_7_optimistic_server_concurrency_lasts_while_no_batch_waits_for_another(took: float) -> None:
     to = hoping()
     for each in batches(send(to, 0.0, request(), request())):
         to.complete(each, took)
@@ -962,7 +962,7 @@ def test_rule_8_a_cancelled_request_leaves_the_queue() -> None:
     assert to.model("m").counters.misses == {CANCELLED: 1}
 
 
-def test_rule_8_mlserver_one_rider_s_exit_leaves_the_others() -> None:
+def test_rule_8_mlserver_cancelling_one_request_leaves_the_others_of_its_batch() -> None:
     to = held(max_batch=2)
     gone, stays = request(), request()
     (batch,) = batches(send(to, 0.0, gone, stays))
@@ -1045,7 +1045,7 @@ def test_rule_8_deadlines_hold_for_what_waits_behind_an_abandoned_call() -> None
     assert to.idle
 
 
-def test_rule_8_triton_deadlines_end_the_waiting_and_the_riding() -> None:
+def test_rule_8_triton_deadlines_end_waiting_requests_and_running_batches() -> None:
     to = batcher(max_batch=1)
     riding, waiting = request(deadline=0.01), request(deadline=0.02)
     (batch,) = batches(send(to, 0.0, riding, waiting))
@@ -1269,7 +1269,7 @@ def test_rule_9_both_halves_succeeding_is_a_size_fault() -> None:
     assert batch.rows == 4
 
 
-def test_rule_9_halves_prove_nothing_once_a_rider_has_left() -> None:
+def test_rule_9_halves_prove_nothing_once_a_request_has_left() -> None:
     to = batcher(max_batch=8)
     asked, batch = together(to, 8)
     (left,) = batches(to.complete(batch, 0.01, fault=ITEM))
@@ -1279,7 +1279,7 @@ def test_rule_9_halves_prove_nothing_once_a_rider_has_left() -> None:
     assert to.model("m").limits.ceiling is None
 
 
-def test_rule_9_halves_prove_nothing_when_a_rider_left_before_the_fault() -> None:
+def test_rule_9_halves_prove_nothing_when_a_request_left_before_the_fault() -> None:
     to = batcher(max_batch=8)
     asked, batch = together(to, 8)
     to.cancel(asked[0], 0.005)
@@ -1414,7 +1414,7 @@ def test_rule_9_wrong_rows_of_a_part_quarantine() -> None:
     assert again.whole
 
 
-def test_rule_9_parts_ride_alone_once_their_model_is_quarantined() -> None:
+def test_rule_9_requests_of_a_part_are_sent_alone_once_their_model_is_quarantined() -> None:
     to = batcher(max_batch=8, slots=2)
     asked = [request() for _ in range(4)]
     blockers = batches(send(to, 0.0, request(key="x"), request(key="y")))

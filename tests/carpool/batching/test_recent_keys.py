@@ -175,14 +175,14 @@ def believed(number, *, intervals=600, count=25):
 
 
 @pytest.mark.parametrize(("number", "most"), [(2, 3), (5, 4), (20, 5)])
-def test_a_steady_share_is_soon_known_and_seldom_news(number, most):
+def test_a_steady_share_is_soon_known_and_seldom_reported_as_changed(number, most):
     share, news = believed(number)
     assert share == pytest.approx(1 / number, rel=0.25)
     assert news[0] == 0, "one interval contradicts that all have one key"
     assert len(news) <= most
 
 
-def test_one_key_is_never_news():
+def test_one_key_is_never_reported_as_changed():
     assert believed(1) == (1.0, [])
 
 
@@ -247,7 +247,7 @@ def loop(number, *, rate=RATE, seconds=40.0, fixed=0.01, per_row=0.0005, paramet
 
 
 @pytest.mark.parametrize("number", [100, 0])
-def test_without_company_nothing_is_forecast_to_be_saved(number):
+def test_without_requests_of_the_same_key_no_savings_are_forecast(number):
     outcome, decisions = loop(number)
     last = decisions[-1]
     assert last.parameters.pass_through or last.parameters.max_wait == 0
@@ -276,7 +276,7 @@ def test_a_few_keys_are_forecast_as_they_are():
     assert decisions[-1].parameters.max_wait > 0.1
 
 
-def test_without_company_a_full_server_gets_all_as_if_nobody_were_between():
+def test_without_requests_of_the_same_key_a_full_server_gets_all_in_pass_through():
     # 80 % of what it serves one by one.
     start = Parameters(max_batch=16, max_wait=Duration(0.2), max_in_flight=1)
     _, decisions = loop(0, rate=76.0, parameters=start)

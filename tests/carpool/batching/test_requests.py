@@ -20,7 +20,7 @@ def test_time_never_falls_beyond_the_table() -> None:
     assert time_of((0.0, 2.0, 1.0), 9) == 1.0
 
 
-def test_in_hope_sizes_below_those_measured_take_as_much_less_as_they_are_smaller() -> None:
+def test_optimistic_latencies_of_sizes_below_those_measured_scale_with_their_rows() -> None:
     short = Estimate((0.0, 0.5, 2.0, 2.5, 3.0, 4.0), (9.0,) * 6)
     mix = Estimate((0.0, 5.0, 6.0, 7.0, 8.0, 9.0), (9.0,) * 6, executors=2, buckets={4: short})
     smaller = mix.proportional_below(4)

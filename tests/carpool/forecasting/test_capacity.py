@@ -86,7 +86,7 @@ def test_a_replica_carries_what_was_forecast_and_little_more(of):
 
 
 @pytest.mark.parametrize("service", [CURVE, FLAT], ids=["curve", "flat"])
-def test_what_zero_wait_and_no_batching_carry_is_told_beside_it(service):
+def test_capacities_with_zero_wait_and_without_batching_are_reported_beside_it(service):
     of = situation(100.0, service=service)
     result = found(of)
     single = replace(result.parameters, max_batch=1, max_wait=0.0)

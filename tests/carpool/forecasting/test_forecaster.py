@@ -284,7 +284,7 @@ def refined(forecaster, setting, *, shed=False):
     return played.refined(forecaster.forecast(setting, shed=shed))
 
 
-def test_the_p99_of_a_noisy_device_near_its_capacity_is_no_matter_of_luck(monkeypatch):
+def test_the_refined_p99_of_a_noisy_device_near_its_capacity_does_not_depend_on_the_seed(monkeypatch):
     busy, near = situation(900.0, service=NOISY), parameters(48, 0.002)
 
     def with_seed(seed):

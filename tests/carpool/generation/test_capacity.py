@@ -52,7 +52,7 @@ def test_nothing_is_carried_where_one_alone_is_too_slow_or_answers_have_one_toke
     assert carried(MODEL, Load(1000.0, 0.0, 0.0), 0.05) is None
 
 
-def test_nothing_is_carried_by_an_engine_of_which_little_is_known():
+def test_the_capacity_of_an_engine_is_unknown_until_it_has_enough_samples():
     # A token takes 1 ms: 25 answers of 21 tokens are one equation of the step model.
     gate = Gate(SLO, StepModel(*MODEL.coefficients[:2], *MODEL.coefficients[-2:]))
     now, known = 0.0, []

@@ -160,7 +160,7 @@ def test_assumed_tokens_teach_nothing_and_a_whole_answer_does():
     assert machine.model.coefficients != before
 
 
-def test_a_window_of_which_a_part_was_assumed_teaches_nothing():
+def test_a_window_that_was_partly_assumed_does_not_change_the_model():
     machine = meter()
     started(machine, 0, 100)
     before = list(machine.model.coefficients)

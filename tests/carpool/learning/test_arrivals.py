@@ -146,7 +146,7 @@ def test_what_lasts_longer_than_any_burst_is_taken_to_last_as_long():
 
 
 @pytest.mark.parametrize(("rate", "cv"), [(100.0, 2.0), (1000.0, 2.0), (1000.0, 4.0), (300.0, 0.5)])
-def test_crowds_that_come_at_once_are_none_that_last(rate, cv):
+def test_arrivals_with_gamma_gaps_are_not_fitted_as_bursts_that_last(rate, cv):
     fits = [fit(until(Gamma(rate, cv), 120.0, Random(seed)), 120.0) for seed in range(10)]
     assert sum(isinstance(each, Gamma) for each in fits) >= 9
 

@@ -37,25 +37,25 @@ def test_width_is_that_of_the_interval_relative_to_the_time():
 # -- what is searched anew for
 
 
-def test_a_first_fit_is_news_and_the_same_again_is_not():
+def test_a_first_fit_is_a_change_and_the_same_fit_again_is_not():
     assert has_changed(curve(), None)
     assert not has_changed(curve(), curve())
 
 
 @pytest.mark.parametrize("found", [{"executors": 2}, {"largest_in_flight": 2}])
-def test_more_executors_are_news_and_so_are_more_batches_in_flight(found):
+def test_more_server_concurrency_is_a_change_and_so_are_more_batches_in_flight(found):
     assert has_changed(replace(curve(), **found), curve())
     assert has_changed(curve(), replace(curve(), **found))
 
 
-def test_a_fifth_more_rows_than_the_largest_known_are_news():
+def test_a_fifth_more_rows_than_the_largest_known_size_are_a_change():
     assert not has_changed(curve(largest=11), curve(largest=10))
     assert has_changed(curve(largest=12), curve(largest=10))
     assert not has_changed(curve(largest=8), curve(largest=10))
 
 
 @pytest.mark.parametrize(("level", "news"), [(0.975, True), (0.985, False), (1.015, False), (1.025, True)])
-def test_what_both_fits_are_sure_of_is_news_from_two_percent_on(level, news):
+def test_a_difference_that_both_fits_are_sure_of_is_a_change_from_two_percent_on(level, news):
     assert has_changed(curve(level), curve()) is news
 
 
@@ -91,7 +91,7 @@ def test_a_first_fit_is_another_model_and_the_same_again_is_not():
     assert not is_another_model(curve(), curve())
 
 
-def test_with_more_executors_it_is_another_model_and_with_more_batches_in_flight_it_is_not():
+def test_more_server_concurrency_is_another_model_and_more_batches_in_flight_are_not():
     assert is_another_model(replace(curve(), executors=2), curve())
     assert not is_another_model(replace(curve(), largest_in_flight=2), curve())
 

@@ -152,7 +152,7 @@ def test_chance_is_taken_off_a_noisy_curve_and_steps_are_left_in_it():
         assert min(range(1, 49), key=service.per_row) >= 16
 
 
-def test_a_valley_seen_a_few_times_is_left_beside_sizes_seen_a_thousand_times():
+def test_a_local_minimum_with_few_samples_is_not_smoothed_away_by_well_measured_sizes():
     # Of an OCR model, rows cost least in fours. A line through 2 and 6 is 20 % above what a batch of four takes, ten
     # times what chance leaves open of six of them; that 1 and 2 lie on the line, which goes by them, says nothing.
     rows, times = (1, 2, 3, 4, 6, 8), (0.00069, 0.0013, 0.00191, 0.00252, 0.00474, 0.007)
@@ -237,7 +237,7 @@ def device(executors, slots, seconds, rng, *, rate, batch=1, cv=0.0, curve=affin
     ("executors", "slots", "load"),
     [(1, 4, 0.5), (1, 4, 0.9), (2, 4, 0.8), (4, 4, 0.7), (4, 4, 0.95), (8, 8, 0.8), (1, 2, 0.8)],
 )
-def test_executors_are_fitted_from_the_wait(executors, slots, load, cv):
+def test_server_concurrency_is_fitted_from_the_wait(executors, slots, load, cv):
     rng = Random(executors * 10 + slots)
     # Sizes 1 to 16 last 9.25 ms on average.
     seen = device(executors, slots, 60.0, rng, rate=load * executors / 0.00925, batch=16, cv=cv)
@@ -262,7 +262,7 @@ def test_beyond_the_largest_size_a_curve_goes_on_as_it_does_behind_its_last_bend
     assert curve.time(24) == pytest.approx(took(24), rel=0.10)
 
 
-def test_beyond_the_largest_size_a_straight_curve_is_told_by_two_octaves():
+def test_beyond_the_largest_size_two_octaves_of_sizes_extrapolate_a_straight_curve():
     rng = Random(4)
     sizes = range(1, 17)
     straight = fit([sample(rows, [(5 + rows) * rng.gauss(1, 0.3) for _ in range(20)]) for rows in sizes])
@@ -271,7 +271,7 @@ def test_beyond_the_largest_size_a_straight_curve_is_told_by_two_octaves():
     assert straight.tail_error < narrow.tail_error / 3
 
 
-def test_beyond_the_largest_size_nothing_is_told_by_what_is_more_than_two_octaves_below():
+def test_sizes_more_than_two_octaves_below_the_largest_do_not_affect_the_extrapolation():
     line = {rows: 5.0 + rows for rows in range(4, 17)}
     known = ServiceTime.measured(line)
     for head in ({rows: 5.0 + rows for rows in (1, 2, 3)}, {3: 7.9}, {1: 1.0, 2: 1.0}):
@@ -302,7 +302,7 @@ def test_beyond_the_largest_size_what_lies_off_the_line_is_doubt_of_its_slope():
     assert curve.time(32) - curve.lower(32) == pytest.approx(16 * 1.96 * math.sqrt(0.1 / 3 / 10), rel=0.01)
 
 
-def test_three_batches_that_hardly_overlapped_are_no_second_executor():
+def test_three_batches_that_hardly_overlapped_do_not_show_server_concurrency_2():
     # Each left 0.1 to 0.7 ms before the one ahead of it was done: begun at once or then, both could be.
     alone = [
         sample(rows, [mean * (1 + 0.05 * sign) for sign in (-1, 1) for _ in range(100)])
@@ -314,14 +314,14 @@ def test_three_batches_that_hardly_overlapped_are_no_second_executor():
     assert fit([*alone, *pairs, *supposed], 1).executors == 1
 
 
-def test_without_company_there_is_one_executor():
+def test_without_overlapping_batches_server_concurrency_stays_1_or_as_known():
     assert fit([sample(1, [0.01] * 50)]).executors == 1
     assert fit([sample(1, [0.01] * 50)], 4).executors == 4
 
 
 @pytest.mark.parametrize(("executors", "slots"), [(1, 4), (2, 4), (4, 4), (3, 8), (8, 8)])
 @pytest.mark.parametrize("cv", [0.05, 0.3])
-def test_executors_are_told_apart_on_a_device_that_is_always_full(executors, slots, cv):
+def test_server_concurrency_is_fitted_on_a_device_that_is_always_full(executors, slots, cv):
     seen = device(executors, slots, 60.0, Random(1), rate=2 * executors / 0.00925, batch=16, cv=cv)
     # As if it had been full from the first.
     service = fit(cells([batch for batch in seen if batch[1] == slots]))
@@ -329,7 +329,7 @@ def test_executors_are_told_apart_on_a_device_that_is_always_full(executors, slo
     assert service.time(8) == pytest.approx(affine(8), rel=0.1)
 
 
-def test_what_is_known_outlives_evidence_that_tells_nothing():
+def test_a_known_server_concurrency_outlives_samples_that_say_nothing_about_it():
     full = [sample(1, [0.04] * 50, in_flight=4)]
     assert fit(full, 4).executors == 4
     assert fit(full, 4).time(1) == pytest.approx(0.04)
@@ -522,7 +522,7 @@ def test_buckets_have_their_own_curves_and_borrow_shape_when_new():
     assert learner.estimate(9) == learner.estimate()
 
 
-def test_the_mix_is_told_with_its_buckets_by_their_rows():
+def test_the_mix_lists_the_latency_curve_of_each_bucket_with_its_share_of_rows():
     learner = LatencyLearner()
     learner.observe(1.0, cells([(rows, 1, affine(rows)) for rows in (1, 2, 4, 8)] * 3, bucket=0))
     assert learner.mixed() == learner.estimate()
@@ -595,7 +595,7 @@ def test_any_counters_give_a_monotone_curve_inside_its_interval(data):
         assert table[rows] <= service.upper(rows) + 1e-12
 
 
-def test_batches_that_cannot_tell_executors_apart_do_not_drown_those_that_can():
+def test_batches_that_say_nothing_about_server_concurrency_do_not_hide_those_that_do():
     # Server concurrency 4, noise of 40 %: 3,000 batches never met more than two others in flight, 300 met three. At
     # server concurrency 3 the fourth would have begun late and been quick: these 300 spread so much that it shows.
     rng = Random(1)
@@ -626,7 +626,7 @@ def test_the_far_side_of_a_step_is_not_another_model():
 
 
 @pytest.mark.parametrize("executors", [3, 4])
-def test_executors_are_told_by_the_mean_before_they_are_by_the_spread(executors):
+def test_server_concurrency_is_fitted_from_the_mean_before_the_spread(executors):
     # A fourth batch waits for one of three, or does not: of 150 so noisy ones the spread is alike either way.
     rng = Random(2)
     seen = []
@@ -642,7 +642,7 @@ def test_executors_are_told_by_the_mean_before_they_are_by_the_spread(executors)
 
 
 @pytest.mark.parametrize(("often", "found"), [(40, (3, False)), (200, (4, True))])
-def test_one_slow_batch_does_not_tell_executors_apart_against_the_means(often, found):
+def test_one_slow_batch_does_not_overrule_the_means_that_show_server_concurrency(often, found):
     # The server concurrency is 4, and 3 is known. Batches of 12 rows met six in flight; their mean says that 4 were
     # served at once. One batch of 45 rows that met four took ten times as long, and was counted for 4, not for 3.
     def counted(rows, in_flight, batches, mean, cv, executors=0):

@@ -99,7 +99,7 @@ def test_a_jump_leaves_the_spread_what_it_was():
     assert isinstance(load.process, Poisson), "the jump itself must not look like burstiness"
 
 
-def test_before_its_spread_is_known_a_load_may_come_in_crowds():
+def test_before_its_spread_is_known_a_load_is_assumed_to_be_bursty():
     worst = []
     for seed in range(1, 41):
         load = Load()
@@ -145,7 +145,7 @@ def test_bursts_are_the_nature_of_a_load_and_no_change_of_it():
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_crowds_are_the_nature_of_a_load_and_no_change_of_it(seed):
+def test_bursts_of_a_steady_load_are_rarely_taken_for_a_change(seed):
     changes = feed(load := Load(), Gamma(170.0, 4.0), 1800.0, seed=seed)
     assert load.rate == pytest.approx(170.0, rel=0.15)
     # Of every tenth second it was believed that the load had doubled or halved: 15 to 24 changes.
@@ -154,14 +154,14 @@ def test_crowds_are_the_nature_of_a_load_and_no_change_of_it(seed):
 
 @pytest.mark.parametrize("seed", range(1, 5))
 @pytest.mark.parametrize(("rate", "within"), [(340.0, 8.0), (85.0, 15.0)])
-def test_a_change_that_crowds_hide_for_a_second_shows_in_a_few(rate, within, seed):
+def test_a_change_that_bursts_hide_for_a_second_is_detected_within_a_few(rate, within, seed):
     load = Load()
     feed(load, Gamma(170.0, 4.0), 90.0, seed=seed)
     assert feed(load, Gamma(rate, 4.0), within, seed=seed + 10)
     assert load.rate == pytest.approx(rate, rel=0.4)
 
 
-def test_bursts_that_last_are_told_from_crowds():
+def test_bursts_that_last_are_distinguished_from_gamma_gaps():
     feed(load := Load(), OnOff(rate_on=900.0, mean_on=0.3, mean_off=0.6, rate_off=270.0), 60.0)
     assert isinstance(load.process, Modulated)
     assert load.process.lasting == pytest.approx(0.2, rel=0.5)
@@ -169,7 +169,7 @@ def test_bursts_that_last_are_told_from_crowds():
     assert isinstance(load.process, Gamma)
 
 
-def test_of_several_replicas_bursts_are_not_told_from_crowds():
+def test_counts_of_several_replicas_are_fitted_as_gamma_gaps_and_not_as_bursts_that_last():
     # They get their shares of the same bursts, so their sum spreads more than the counts of each.
     load, times = Load(), list(until(Gamma(500.0, 3.0), 60.0, Random(1)))
     for step in range(120):

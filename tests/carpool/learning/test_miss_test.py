@@ -17,7 +17,7 @@ def run(test, fraction, requests, seed, per_step=100):
     return None
 
 
-def test_a_kept_promise_raises_no_alarm():
+def test_an_slo_that_is_met_raises_no_alarm():
     alarms = [run(MissTest(), 0.002, 100_000, seed) for seed in range(20)]
     assert alarms == [None] * 20
 
@@ -28,13 +28,13 @@ def test_at_the_good_fraction_alarms_are_rare():
 
 
 @pytest.mark.parametrize(("fraction", "within"), [(0.02, 3000), (0.05, 800), (0.2, 300)])
-def test_a_broken_promise_is_noticed(fraction, within):
+def test_an_slo_that_is_missed_is_noticed(fraction, within):
     alarms = [run(MissTest(), fraction, 20_000, seed) for seed in range(20)]
     assert all(alarm is not None for alarm in alarms)
     assert sorted(alarms)[10] <= within
 
 
-def test_a_busy_spell_that_reaches_into_a_second_interval_is_one():
+def test_a_burst_that_reaches_into_a_second_interval_counts_as_one():
     test = MissTest(bursts=True)
     burst = [test.observe(94, 6), test.observe(94, 6)]
     assert burst == [False, False]
@@ -68,13 +68,13 @@ def bursts(test, fraction, together, seconds, seed, per_step=280):
     return alarms
 
 
-def test_spells_that_a_kept_promise_has_raise_hardly_an_alarm():
+def test_bursts_of_misses_within_an_slo_that_is_met_raise_hardly_an_alarm():
     alarms = [len(bursts(MissTest(bursts=True), 0.0035, 8, 3600, seed)) for seed in range(4)]
     assert sum(alarms) <= 12, "fifty an hour where every request is evidence of its own"
 
 
 @pytest.mark.parametrize(("fraction", "within"), [(0.02, 20), (0.05, 6), (0.3, 1)])
-def test_a_broken_promise_is_noticed_though_misses_came_in_spells(fraction, within):
+def test_an_slo_that_is_missed_is_noticed_though_misses_came_in_bursts(fraction, within):
     delays = []
     for seed in range(20):
         test = MissTest(bursts=True)
@@ -106,7 +106,7 @@ def test_a_restart_forgets_how_many_miss_together():
     assert [test.observe(275, 5) for _ in range(3)] == [False, False, True]
 
 
-def test_one_spell_does_not_end_a_promise_kept_for_long():
+def test_one_burst_raises_no_alarm_after_the_slo_was_met_for_long():
     plain, test = MissTest(), MissTest(bursts=True)
     assert test.observe(350, 58), "of parameters that nobody knows it is obvious"
     test.restart()

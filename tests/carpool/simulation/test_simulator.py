@@ -136,7 +136,7 @@ def test_the_batch_recursion_forecasts_what_shedding_leaves(chosen):
 # ------------------------------------------------------------------------------------------------ facts of the design
 
 
-def test_at_twice_the_capacity_shedding_by_the_slo_keeps_the_goodput():
+def test_at_twice_the_capacity_shedding_by_the_slo_preserves_the_goodput():
     # Capacity at 64 rows: 64 / 37 ms = 1,730/s. Shedding at the 10 s timeout alone leaves next to nothing.
     times = poisson(3460, 20)
     shed = simulate(times, parameters=parameters(64), shed_slo=True)
@@ -155,7 +155,7 @@ def test_at_mid_load_a_wait_of_20_ms_nearly_halves_the_device_time():
     assert patient.p99 < SLO
 
 
-def test_slots_beyond_the_executors_only_queue_there():
+def test_slots_beyond_the_server_concurrency_only_queue_at_the_device():
     # Alone or behind one another, 1-row batches wait the same time: in the Batcher or at the device.
     times = poisson(120, 60)
     narrow = simulate(times, parameters=parameters(1))
@@ -175,7 +175,7 @@ def test_device_time_is_shared_by_the_batches_in_flight_together():
 # ---------------------------------------------------------------------------------------------------- the device
 
 
-def test_t_doubles_when_told():
+def test_the_drift_of_a_device_doubles_the_batch_latency_at_the_given_time():
     device = Device(linear(0.005, 0.0005), drift=((5.0, 2.0), (8.0, 1.0)))
     outcome = simulate([float(second) + 0.5 for second in range(10)], device)
     assert list(outcome.latencies) == pytest.approx([0.0055] * 5 + [0.011] * 3 + [0.0055] * 2)
@@ -200,7 +200,7 @@ def test_a_table_goes_on_along_its_last_step():
     assert [times(rows, 0) for rows in (1, 2, 4)] == pytest.approx([0.001, 0.003, 0.007])
 
 
-def test_lengths_have_their_own_time_and_ride_with_their_like():
+def test_length_buckets_have_their_own_latency_and_are_batched_separately():
     device = Device(lambda rows, bucket: rows * bucket / 1000)
     arrivals = [Arrival(1.0, length=9), Arrival(1.0, length=9), Arrival(1.0, length=30), Arrival(1.0, length=10)]
     outcome = simulate(arrivals, device, bucket=lambda length: 10 if length <= 10 else 40, slo=9.0, estimate=None)

@@ -145,7 +145,7 @@ def test_where_nothing_keeps_the_target_device_time_decides():
     assert balanced.predicted.utilization > 0.6
 
 
-def test_latency_never_waits_while_the_slo_holds():
+def test_objective_latency_never_waits_while_the_slo_is_met():
     last, summary, _ = run(700, Objective.LATENCY)
     _, balanced, _ = run(700)
     assert last.parameters.max_wait == 0

@@ -46,7 +46,7 @@ def test_after_half_a_minute_a_tuner_knows_what_its_replica_can_serve():
     assert 0 < expected.lowest_utilization <= expected.utilization + 0.02
 
 
-def test_sizes_that_were_never_measured_promise_nothing():
+def test_sizes_that_were_never_measured_add_nothing_to_the_capacity():
     tuner, _ = served(for_p99(0.05), 40.0)
     measured = tuner.belief.service.largest_measured
     found = tuner.plan.capacity(tuner.parameters)

@@ -290,7 +290,7 @@ def test_the_pass_through_mode_is_kept(mode):
     assert decisions[-1].parameters.pass_through == (mode is not PassThroughMode.NEVER)
 
 
-def test_executors_are_found_and_used():
+def test_server_concurrency_is_found_and_used():
     device = Device(times=linear(0.005, 0.0005), executors=4)
     outcome, decisions = tuned(poisson(4500, 15), device, policy())
     # Three carry the load with headroom: the fourth would save nothing.
@@ -299,7 +299,7 @@ def test_executors_are_found_and_used():
     assert outcome.summary(2.0).miss_fraction < 0.01
 
 
-def test_slots_beyond_the_executors_are_given_back():
+def test_slots_beyond_the_server_concurrency_are_given_back():
     _, decisions = tuned(poisson(1000, 40), GPU, policy(baseline=Parameters(max_batch=32, max_in_flight=8)))
     assert decisions[-1].estimate.executors == 1
     assert decisions[-1].parameters.max_in_flight <= 2
@@ -320,7 +320,7 @@ def test_an_overload_that_more_batches_in_flight_end_is_over_in_seconds():
     assert decisions[-1].estimate.executors == 4
 
 
-def test_executors_that_are_not_there_cost_a_few_batches_and_not_seconds():
+def test_exploring_server_concurrency_that_is_not_there_costs_a_few_batches_and_not_seconds():
     # 700/s, then twice what server concurrency 1 can serve. More slots are explored, as the concurrency may be higher.
     times = poisson(700, 20) + [20.0 + time for time in poisson(3000, 10, seed=2)]
     outcome, decisions = tuned(times, GPU, policy())
@@ -352,7 +352,7 @@ def test_where_all_known_sizes_are_too_slow_a_smaller_one_is_tried():
     assert outcome.summary(3.5).miss_fraction < 0.01
 
 
-def test_eight_executors_found_among_answers_that_came_too_late_cost_two_seconds_and_not_three():
+def test_server_concurrency_8_is_found_within_two_seconds_though_the_first_answers_were_late():
     # A row costs more in larger batches, and the first ones were of 32: 240 ms. Until then nobody can know better
     # (1 s). Then one row at a time is explored, and what that takes says that four of them are in time.
     device = Device(times=lambda rows, _: 0.0057 * rows**1.08, executors=8)
@@ -375,7 +375,7 @@ def test_more_in_flight_than_is_computed_at_once_is_not_explored_again_when_its_
     assert path[-1] == 1
 
 
-def test_executors_are_found_at_once_where_what_is_known_is_not_enough():
+def test_server_concurrency_is_explored_at_once_where_the_known_one_is_not_enough():
     # Server concurrency 4 at 0.95 of its capacity. If it were 2, four batches at once would all be late.
     device = Device(times=linear(0.005, 0.0005), executors=4)
     outcome, decisions = tuned(poisson(5900, 5), device, policy())
@@ -387,7 +387,7 @@ def test_executors_are_found_at_once_where_what_is_known_is_not_enough():
     assert Reason.MISSES_CONFIRMED not in {decision.reason for decision in decisions}
 
 
-def test_what_is_held_sheds_while_it_cannot_keep_the_slo():
+def test_fixed_parameters_shed_requests_while_they_miss_the_slo():
     holding = policy(tuning=Tuning(mode=TuningMode.HOLD), baseline=Parameters(max_batch=64))
     outcome, decisions = tuned(poisson(3000, 20), GPU, holding)
     assert decisions[-1].reason is Reason.HELD
@@ -443,7 +443,7 @@ def test_a_server_that_pauses_now_and_then_gets_shorter_waits():
     assert outcome.summary(60.0).miss_fraction < 0.75 * outcome.summary(0.0, 30.0).miss_fraction
 
 
-def test_caution_has_a_floor_and_is_taken_back_when_it_was_not_needed():
+def test_the_safety_margin_has_a_limit_and_is_reduced_when_it_was_not_needed():
     tuner = Tuner(policy(baseline=Parameters(max_batch=16, max_wait=Duration(0.02))))
     good, late = counted(500, 0.5, [(8, 30, 0.009)]), counted(500, 0.5, [(8, 30, 0.009)], misses=50)
     before = steps(tuner, good, 4)[-1].predicted
@@ -527,7 +527,7 @@ def test_in_overload_a_larger_batch_is_tried_than_t_of_b_speaks_for():
     assert outcome.summary(60).miss_fraction < 0.01
 
 
-def test_executors_that_noise_hides_are_looked_for_again():
+def test_server_concurrency_that_noise_hides_is_explored_again():
     # At little load two batches at once look as well like one after the other: with one slot 3 of 4 would be shed.
     device = Device(times=linear(0.02, 0.002), executors=4, cv=0.4, noise=Noise.LOGNORMAL)
     arrivals = [

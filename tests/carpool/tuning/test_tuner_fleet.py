@@ -63,7 +63,7 @@ def test_a_doubled_load_is_believed_as_soon_as_an_interval_is_all_of_it(replicas
 
 
 @pytest.mark.parametrize(("replicas", "interval"), SELDOM)
-def test_silence_is_told_after_half_a_minute_of_the_clock(replicas, interval):
+def test_no_traffic_is_reported_after_half_a_minute_of_the_clock(replicas, interval):
     tuner = Tuner(POLICY)
     silent = ModelStats(windows=round(interval * replicas / 0.1))
     decisions = [
@@ -150,7 +150,7 @@ def test_what_was_taken_back_is_not_tried_again_at_this_load_and_forecasts_becom
     assert changes[-1].predicted.p99 <= 0.05 * TIGHTER
 
 
-def test_it_may_be_told_twice_and_after_it_has_seen_it_itself():
+def test_rejecting_the_same_parameters_repeatedly_tightens_the_margin_once():
     tuner = Tuner(POLICY)
     observe(tuner, 40)
     bad = Parameters(max_batch=64, max_wait=Duration(0.024))
@@ -200,7 +200,7 @@ def test_a_step_that_was_not_taken_leaves_the_choice_as_it_is_and_one_that_faile
 
 
 @pytest.mark.parametrize("target", [{"p50": 0.02}, {"p90": 0.03}, {"p95": 0.04}, {"p999": 0.08}])
-def test_any_percentile_may_be_promised_alone(target):
+def test_any_percentile_may_be_the_only_one_of_the_slo(target):
     latency = Latency(**{name: Duration(value) for name, value in target.items()})
     latency_policy = BatchingPolicy(objective=Objective.EFFICIENCY, slo=SLO(latency=latency))
     outcome, decisions = tuned(poisson(500, 40), GPU, latency_policy)

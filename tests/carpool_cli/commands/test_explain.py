@@ -180,7 +180,7 @@ def test_what_was_taken_back_says_what_and_why():
     )
 
 
-def test_models_whose_batches_are_not_verified_are_told():
+def test_models_whose_batches_are_not_verified_are_reported():
     def entry(verified, version=""):
         return ModelEntry(
             name="m",
@@ -216,13 +216,13 @@ def test_models_whose_batches_are_not_verified_are_told():
     ]
 
 
-def test_a_model_that_is_perhaps_none_is_told():
+def test_a_model_that_only_the_policy_names_is_reported():
     why = "the policy says axis First, but the server does not describe it and only answered for n: check its name"
     entry = ModelEntry(name="m", version="", lane="m", merges=True, max_batch=None, axis=why, verified="asserted")
     assert not_merged(of([entry])) == [f"m  is only in the policy: {why}"]
 
 
-def test_whether_a_model_is_padded_is_told_beside_all_else():
+def test_the_padding_state_of_a_model_is_reported_though_its_batches_are_verified():
     entry = ModelEntry(
         name="m",
         version="",
@@ -265,7 +265,7 @@ def test_a_model_that_cannot_be_batched_names_the_option_and_not_the_gain():
     assert not_batched(of([entry, replace(entry, version="2", merges=True)])) == set()
 
 
-def test_what_is_posted_and_not_batched_is_told():
+def test_posted_requests_that_are_not_batched_are_reported():
     durations = [0] * (len(DURATION_BOUNDS) + 1)
     durations[18] = 22
     embed = Forwarded(method="POST", path="/embed", requests=22, hits=11, durations=durations)
@@ -278,7 +278,7 @@ def test_what_is_posted_and_not_batched_is_told():
     ]
 
 
-def test_following_tells_each_decision_once():
+def test_following_prints_each_decision_once():
     told: dict[str, Explained] = {}
     first = Explanation(True, [Explained("m", 1.0, KEPT, 2)])
     assert [each.at for each in new_decisions(first, told)] == [1.0]

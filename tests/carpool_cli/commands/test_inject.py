@@ -257,7 +257,7 @@ def test_a_pod_by_itself(inject):
     assert "UnknownOwner" in inject(pod, "--public-key", KEY, "-n", "models").stderr
 
 
-def test_what_is_to_be_known_of_one_that_has_its_sidecar_is_told(inject):
+def test_a_workload_that_gets_its_sidecar_with_a_warning_is_reported(inject):
     unnamed = MANIFESTS.replace("{name: http, containerPort: 9000}", "{containerPort: 9000}")
     result = inject(unnamed, "--slo-p99", "50ms")
     assert result.exit_code == 0

@@ -108,12 +108,12 @@ def interrupt(monkeypatch, number, by=KeyboardInterrupt):
     monkeypatch.setattr(profile, "throughputs", throughputs)
 
 
-def test_concurrency_is_told(echo, carpool):
+def test_server_concurrency_is_printed(echo, carpool):
     result = carpool("profile", "--upstream", echo, "--rounds", 3, "--max-batch", 1, "--concurrency", 2)
     assert "server concurrency:" in result.output
 
 
-def test_rows_that_depend_on_their_company_are_found_out(mixing, carpool):
+def test_rows_that_depend_on_others_in_the_batch_are_detected(mixing, carpool):
     result = carpool("profile", "--onnx", mixing, *QUICK, "--max-batch", 2, "--verify")
     assert result.exit_code == 1
     assert "NOT SAFE to batch" in result.output

@@ -67,7 +67,7 @@ def test_the_tuner_in_the_loop_saves_device_time_and_says_what_it_did(simulated)
     assert all(step["reason"] and step["message"] for step in tuned["steps"])
 
 
-def test_more_executors_bear_more(simulated):
+def test_more_server_concurrency_gives_more_goodput(simulated):
     (one,) = simulated(*LOAD, "--max-batch", 4)["results"]
     (four,) = simulated(*LOAD, "--max-batch", 4, "--executors", 4, "--max-in-flight", 4)["results"]
     assert four["goodput"] > one["goodput"]

@@ -108,7 +108,7 @@ def test_the_sidecar_does_not_outlive_it(number, launched, echo):
         os.close(sidecar)
 
 
-def test_a_sidecar_that_is_killed_is_told(launched, echo):
+def test_a_sidecar_that_is_killed_is_reported(launched, echo):
     with launched("--upstream", echo, "--slo-p99", "50ms") as started:
         pid = started.process.pid
         os.kill(int(Path(f"/proc/{pid}/task/{pid}/children").read_text()), signal.SIGKILL)

@@ -88,7 +88,7 @@ def test_one_in_full(kubectl):
     assert shown[-1].strip() == "why: kubectl carpool explain resnet -n shop"
 
 
-def test_what_follows_from_another_is_not_told_beside_it(kubectl):
+def test_conditions_that_follow_from_another_are_not_reported_beside_it(kubectl):
     said = [
         kubectl.condition("Accepted", "False", "Conflicted", "it belongs to another"),
         kubectl.condition("Programmed", "Unknown", "NoTargets", "none"),
@@ -111,7 +111,7 @@ def test_a_missed_slo_is_named_in_any_case_and_an_idle_model_is_nothing_wrong(ku
     assert "nothing is wrong" in kubectl.run("status", "resnet").output
 
 
-def test_what_is_to_be_put_right_though_all_is_so_is_told_once(kubectl):
+def test_a_problem_named_by_conditions_that_are_true_is_reported_once(kubectl):
     past = ("ServiceBypassed", "Service web port 80 bypasses the sidecar. Correct it: kubectl patch …")
     said = [kubectl.condition("Programmed", "True", *past), kubectl.condition("Ready", "True", *past)]
     kubectl.holds(kubectl.policy(conditions=said))

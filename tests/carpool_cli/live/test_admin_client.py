@@ -115,7 +115,7 @@ def test_a_policy_that_is_none_is_no_sidecars():
         client(url).policy()
 
 
-def test_a_running_sidecar_tells_its_policy_and_its_last_arrivals(up):
+def test_the_policy_and_the_last_arrivals_of_a_running_sidecar_are_read(up):
     assert client(up.admin).policy().slo.due == 0.05
     assert all(lane.arrivals == [] for lane in client(up.admin).report().lanes.values())
 

@@ -73,7 +73,7 @@ def line(lines: list[str], label: str) -> str:
     return next(each for each in lines if each.startswith(label))
 
 
-def test_a_frame_tells_rates_latencies_and_parameters():
+def test_a_frame_shows_rates_latencies_and_parameters():
     watch = Watch("carpool")
     watch.look(report(100.0), NONE, 0.0)
     lines = drawn(watch.look(report(104.0, requests=396, slow=4), NONE, 0.0))
@@ -104,7 +104,7 @@ def test_a_sidecar_that_began_anew_is_not_compared_with_the_old_one():
     assert watch.look(report(1.0, requests=3), NONE, 0.0).figures.rate == 0.0
 
 
-def test_what_is_out_of_the_ordinary_is_told():
+def test_states_that_are_out_of_the_ordinary_are_shown():
     odd = report(
         1.0,
         lanes={"m": replace(LANE, pass_through=True, quarantined=True, service_seconds=None)},
@@ -180,13 +180,13 @@ def test_the_hint_can_be_pasted_from_a_narrow_screen():
     assert [url, option, json.loads(sent)] == [*shlex.split(hint)[1:3], json.loads(body)]
 
 
-def test_a_model_that_is_slower_than_the_slo_is_told():
+def test_a_model_that_is_slower_than_the_slo_is_reported():
     slow = report(1.0, lanes={"m": replace(LANE, service_seconds=(0.0, 0.2))})
     lines = drawn(Watch("carpool").look(slow, NONE, 0.0), 160)
     assert line(lines, "slo").startswith("slo      m  takes 200ms for one row: no setting meets the SLO of 50ms")
 
 
-def test_changes_are_told_and_what_each_model_does_now():
+def test_changes_and_the_current_decision_of_each_model_are_shown():
     assert [each.at for each in shown_decisions(HISTORY)] == [5.0, 4.0, 3.0, 1.0]
     lines = drawn(Watch("carpool").look(report(1.0), Explanation(tuned=True, decisions=HISTORY), 10.0))
     after = lines[lines.index("decisions") + 1 :]
@@ -195,7 +195,7 @@ def test_changes_are_told_and_what_each_model_does_now():
     assert after[2].split() == ["7s", "ago", "m", "SavesDeviceTime:", "because", "at", "3"]
 
 
-def test_decisions_are_told_newest_first_where_an_older_one_was_taken_again_since():
+def test_decisions_are_shown_newest_first_where_an_older_one_was_repeated_since():
     again = [decided(9.0, Reason.CONVERGED, times=8), decided(4.0, Reason.EXPLORES, change=True, model="n")]
     again.append(decided(6.0, Reason.CONVERGED, model="n"))
     assert [each.at for each in shown_decisions(again)] == [9.0, 6.0, 4.0]

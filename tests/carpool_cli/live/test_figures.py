@@ -30,7 +30,7 @@ def test_counters_become_rates_and_shares():
     assert DURATION_BOUNDS[19] < figures.p50 < figures.p99 <= DURATION_BOUNDS[20]
 
 
-def test_a_batch_is_counted_once_though_executors_are_supposed_for_it():
+def test_a_batch_is_counted_once_though_its_cells_repeat_it_per_server_concurrency():
     figures = figures_of([counted()], 2.0)
     assert figures.sizes == {1: 1, 4: 3}
     assert figures.mean_batch == 13 / 4
@@ -40,7 +40,7 @@ def test_models_add_up():
     assert figures_of([counted(), counted()], 2.0).sizes == {1: 2, 4: 6}
 
 
-def test_nothing_counted_is_nothing_told():
+def test_without_counts_there_are_no_figures():
     figures = figures_of([], 0.0)
     assert (figures.rate, figures.goodput, figures.device_busy_share) == (0.0, 0.0, 0.0)
     assert figures.p99 is figures.miss_share is figures.mean_batch is figures.device_seconds_per_request is None

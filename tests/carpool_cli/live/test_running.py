@@ -79,7 +79,7 @@ def test_it_follows_the_load_where_a_tuner_may_apply_what_it_decides(mode, tuned
     assert running.read(asked, None).retunes is (mode is TuningMode.APPLY and (tuned or bool(target)))
 
 
-def test_what_a_sidecar_tells_of_its_only_model():
+def test_the_state_of_the_only_model_is_read_from_a_running_sidecar():
     decisions = [Explained("m", 5.0, KEPT), Explained("m", 9.0, KEPT), Explained("x", 10.0, KEPT)]
     found = running.read(client()._replace(explained=Explanation(True, decisions)), None)
     assert (found.model, found.parameters.max_batch, len(found.arrivals)) == ("m", 8, 2000)

@@ -53,7 +53,7 @@ def test_goodput_counts_good_answers_in_time_only():
     assert found.latency.count == 3
 
 
-def test_errors_of_one_status_are_told_apart_by_what_they_say():
+def test_errors_of_one_status_are_distinguished_by_their_messages():
     late, gone = '{"reason":"predicted-late"}', '{"reason":"upstream-refused"}'
     seen = recording([0.01] * 6, status=[503, 503, 200, 503, 503, 500])
     # The first is in the warm-up.

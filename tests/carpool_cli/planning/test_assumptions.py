@@ -16,7 +16,7 @@ from carpool_cli.profiling.device_profile import DeviceProfile
 PROFILE = DeviceProfile(name="p", source="synthetic", rows=(1, 64), seconds=(0.0055, 0.037), executors=2, cv=0.1)
 
 
-def test_a_policy_of_a_p99_keeps_its_bounds_and_a_baseline_inside_them():
+def test_a_policy_made_for_a_p99_has_the_given_bounds_and_a_baseline_inside_them():
     policy = assumptions.slo_policy(0.02, largest_batch=8, longest_wait=0.005, most_in_flight=2, shed_at=ShedAt.SLO)
     limits = policy.limits()
     assert (limits.max_batch, limits.max_wait, limits.max_in_flight) == (8, 0.005, 2)
@@ -30,7 +30,7 @@ def test_a_wait_beyond_the_slo_names_the_field():
         assumptions.slo_policy(0.02, longest_wait=0.03)
 
 
-def test_the_device_takes_the_times_of_the_profile_and_its_executors_are_in_no_doubt():
+def test_the_device_has_the_latencies_of_the_profile_and_a_certain_server_concurrency():
     device = assumptions.device(PROFILE)
     assert device.times(1, 0) == 0.0055
     assert device.times(128, 0) == pytest.approx(0.0050 + 0.0005 * 128)

@@ -295,7 +295,7 @@ def test_pods_of_one_model_with_several_slos_are_planned_by_the_shortest(poisson
     assert "from 50ms to 300ms" in note
 
 
-def test_what_is_counted_where_several_are_computed_at_once_is_the_executors_share():
+def test_device_time_of_overlapping_batches_is_divided_by_the_server_concurrency():
     """At 30/s a batch is in flight for 48 % of the time, but server concurrency 4 is 16 % busy."""
     device = Device(times=linear(0.020, 0.002), executors=4)
     seen, rate = [], 30.0

@@ -29,7 +29,7 @@ def drawn(target=0.05, sizes=(1, 2, 4), waits=(0.0, 0.025), flights=1, factor=1.
     return parameter_map.plane(played.forecaster(situation), flights, sizes, waits, "p99")
 
 
-def test_a_plane_of_worked_numbers():
+def test_a_map_of_worked_numbers():
     found = drawn()
     # One every 10 ms: alone each takes 5 ms; in pairs the first waits for the second, and 6 ms are shared.
     (alone, also_alone), (greedy, pair), (_, four) = found.points
@@ -74,7 +74,7 @@ def test_every_point_is_counted():
     assert len(seen) == 6
 
 
-def test_a_configuration_has_a_place_on_the_plane_of_its_slots():
+def test_a_configuration_has_a_place_only_on_the_map_of_its_slots():
     found = drawn()
     assert found.place(Parameters(max_batch=4, max_wait=Duration(0.025))) == (2, 1)
     assert found.place(Parameters(max_batch=4, max_wait=Duration(0.025), max_in_flight=2)) is None

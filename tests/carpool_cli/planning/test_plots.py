@@ -38,7 +38,7 @@ def drawn(tmp_path):
     return draw
 
 
-def test_a_plane_shows_figures_configurations_and_what_is_infeasible(drawn):
+def test_a_map_shows_figures_configurations_and_infeasible_settings(drawn):
     text = drawn(plane())
     assert "m_x$y at 10 requests/s" in text
     assert text.count(">12.3<") == text.count(">4.56<") == 4

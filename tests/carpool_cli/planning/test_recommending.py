@@ -48,7 +48,7 @@ def test_what_is_recommended_holds_in_the_simulator():
     assert summary.device_time == pytest.approx(found.device_time, rel=0.05)
 
 
-def test_executors_that_are_known_are_not_hoped_to_be_more():
+def test_a_known_server_concurrency_is_not_assumed_to_be_higher():
     assert recommend(situation(REFERENCE, 1100)).parameters.max_in_flight == 1
 
 

@@ -63,7 +63,7 @@ def test_fitted_is_drawn_from_the_seed_at_the_same_rate():
     assert one.described.startswith(f"{len(one.times):,} drawn of what 1,001 arrivals over 10s")
 
 
-def test_a_moment_of_arrivals_tells_no_spread():
+def test_a_moment_of_arrivals_shows_no_spread():
     assert load(EVEN[:50]).process == Poisson(pytest.approx(100.0))
 
 

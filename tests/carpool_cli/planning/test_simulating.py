@@ -50,7 +50,7 @@ def test_people_see_what_is_beyond_the_slo(capsys):
     assert "!" not in capsys.readouterr().out
 
 
-def test_people_see_who_keeps_the_p99_of_those_answered_alone(capsys):
+def test_results_with_too_many_misses_are_marked_though_answered_requests_met_the_p99(capsys):
     service = ServiceTime.measured({1: 0.005})
     found = twin([0.001 * i for i in range(400)]).known("shed", Parameters(max_batch=1), service, shed_slo=True)
     show([found], 0.06, 0.01)

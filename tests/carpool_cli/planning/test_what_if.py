@@ -156,7 +156,7 @@ def test_a_faster_load_holds_less():
     assert found_of(behind(), factor=1.25).load.rate == pytest.approx(1000, rel=0.05)
 
 
-def test_another_number_in_flight_has_a_plane_of_its_own():
+def test_another_number_of_batches_in_flight_has_a_map_of_its_own():
     answer = found_of(behind(), max_in_flight=3)
     assert [drawn.max_in_flight for drawn in answer.planes] == [3, 1]
     assert answer.results[1].parameters.max_in_flight == 3
@@ -231,7 +231,7 @@ def test_a_long_recording_of_a_known_device_is_in_no_doubt():
     assert [note[:26] for note in notes[1:]] == ["by quarters of the recordin"[:26]]
 
 
-def test_the_plane_is_of_the_highest_percentile_promised():
+def test_the_map_is_of_the_highest_percentile_of_the_slo():
     policy = BatchingPolicy(slo=SLO(latency=Latency(p50=Duration(0.03), p95=Duration(0.05))))
     answer = found_of(behind(rate=400.0, count=1000, policy=policy))
     assert (answer.percentile, answer.planes[0].percentile, answer.slo_seconds) == ("p95", "p95", 0.05)
@@ -269,7 +269,7 @@ def test_what_was_slower_than_forecast_is_said_at_the_same_load_alone():
     assert not any("since it began" in note for note in found_of(behind()).notes)
 
 
-def test_another_promise_moves_the_bounds_or_says_what_is_in_its_way():
+def test_another_slo_moves_the_bounds_or_reports_what_prevents_it():
     found = _promising(behind(), 0.02)
     assert (found.policy.slo.due, found.limits.max_wait, found.limits.max_batch) == (0.02, 0.01, 64)
     bound = replace(for_p99(0.05).bounds, max_wait=DurationRange(max=Duration(0.03)))
@@ -280,7 +280,7 @@ def test_another_promise_moves_the_bounds_or_says_what_is_in_its_way():
 # ------------------------------------------------------------------------------------------------- end to end
 
 
-def test_a_running_sidecar_is_replayed_drawn_and_told(launched, echo, carpool, tmp_path):
+def test_a_running_sidecar_is_replayed_plotted_and_reported(launched, echo, carpool, tmp_path):
     with launched("--upstream", echo, "--slo-p99", "50ms") as up:
         nobody = carpool("simulate", "--from-running", up.admin)
         assert nobody.exit_code == 1

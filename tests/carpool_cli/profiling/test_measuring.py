@@ -70,7 +70,7 @@ def test_complete_rounds_outlive_ctrl_c():
     assert not isinstance(caught.value, Stopped)
 
 
-def test_executors_are_whole_single_callers():
+def test_server_concurrency_is_a_whole_number_of_single_callers():
     assert executors_of({1: 100.0, 2: 120.0, 3: 110.0}) == 1
     assert executors_of({1: 100.0, 2: 185.0, 3: 290.0, 4: 280.0}) == 3
 
@@ -113,7 +113,7 @@ def test_memory_limits_it():
     assert advise(GAINING, slo=1.0, limit=10).max_batch <= 10
 
 
-def test_a_p99_that_one_row_can_not_keep_is_told():
+def test_a_p99_that_one_row_can_not_meet_is_reported():
     advice = advise(GAINING, slo=0.01, limit=None)
     assert not advice.fits
     assert "can't be met" in advice.text

@@ -28,7 +28,7 @@ def test_several_inputs_of_v1_are_objects(echo):
     assert answer.tolist() == [{"x": 1, "y": 3}, {"x": 2, "y": 4}]
 
 
-def test_errors_tell_whose_fault_it_was(echo, nasty):
+def test_errors_show_whether_the_input_or_the_server_caused_them(echo, nasty):
     target = server(echo, "v1", model="other")
     with pytest.raises(TargetError, match=r"status 404.*check --model: other at") as raised:
         target.prepare({"x": np.zeros((1, 2))})()

@@ -16,7 +16,7 @@ def wish(**given) -> Wish:
     )
 
 
-def test_a_promise_is_a_policy():
+def test_an_annotation_with_an_slo_is_a_policy():
     spec, problems, _ = wish(slo_p99="50ms", inject="true")
     assert problems == ()
     assert spec.slo.due == 0.05
@@ -36,7 +36,7 @@ def test_all_that_can_be_said():
     assert read_policy({"spec": written(spec)}) == spec  # as the server returns it
 
 
-def test_a_promise_of_token_streams():
+def test_an_slo_of_token_streams():
     spec, problems, _ = wish(slo_ttft_p99="2s", slo_tpot_p99="50ms")
     assert problems == ()
     assert (spec.slo.ttft.p99, spec.slo.tpot.p99, spec.slo.latency) == (2.0, 0.05, None)
@@ -59,7 +59,7 @@ def test_a_class_is_a_name_behind_a_dot():
     assert read_policy({"spec": written(spec)}) == spec
 
 
-def test_classes_are_a_promise_that_is_taken_whole():
+def test_default_classes_belong_to_an_slo_that_is_replaced_as_a_whole():
     defaults = {"slo-ttft-p99": "2s", "slo-tpot-p99": "50ms", "slo-ttft-p99.gold": "1s"}
     good, problems = read_defaults({PREFIX + key: value for key, value in defaults.items()})
     assert problems == ()
@@ -107,7 +107,7 @@ def test_a_problem_of_a_class_names_the_annotation_and_the_fix(given, problem):
 
 
 @pytest.mark.parametrize("given", [{}, {"inject": "true"}, {"inject": "false", "slo_p99": "50ms"}])
-def test_without_a_promise_or_with_a_no_there_is_no_policy(given):
+def test_without_an_slo_or_with_inject_false_there_is_no_policy(given):
     assert wish(**given) == Wish(None, ())
 
 
@@ -139,7 +139,7 @@ def test_a_problem_names_the_annotation_and_the_fix_and_leaves_no_policy(given, 
     assert problems[0].startswith(PREFIX + problem)
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     assert len(wish(slo_p99="50", mode="on", max_batch="x").problems) == 3
 
 
@@ -153,7 +153,7 @@ def test_all_problems_are_told_at_once():
         ("slo-p99", "slo-p99 is read on the workload itself: move it from the pod template to metadata.annotations"),
     ],
 )
-def test_what_nobody_reads_in_a_template_is_told_with_what_was_meant(key, problem):
+def test_an_annotation_that_nothing_reads_in_a_template_is_reported_with_a_suggestion(key, problem):
     (found,) = misplaced({PREFIX + key: "x", PREFIX + "inject": "true", "app": "y"})
     assert found.startswith(PREFIX + problem)
 

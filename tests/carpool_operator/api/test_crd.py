@@ -65,7 +65,7 @@ def test_all_that_rules_read_is_bounded():
             assert "maxLength" in schema or "enum" in schema, path
 
 
-def test_lists_know_what_tells_their_entries_apart():
+def test_lists_declare_the_keys_that_distinguish_their_entries():
     assert at(".targetRefs")["x-kubernetes-list-map-keys"] == ["group", "kind", "name"]
     assert at(".models")["x-kubernetes-list-map-keys"] == ["name"]
     assert at(".conditions", SCHEMA["status"])["x-kubernetes-list-map-keys"] == ["type"]
@@ -153,7 +153,7 @@ def test_the_files_are_up_to_date(capsys):
     assert crd.main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_a_stale_file_is_told(tmp_path, monkeypatch, capsys):
+def test_a_stale_file_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(crd, "FILE", tmp_path / "crds" / "one.yaml")
     monkeypatch.setattr(crd, "TEMPLATE", tmp_path / "templates" / "two.yaml")
     assert crd.main(["--check"]) == 1

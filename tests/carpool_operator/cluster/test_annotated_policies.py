@@ -75,7 +75,7 @@ def test_one_that_nobody_asks_for_any_more_goes():
         assert plan.keep == []
 
 
-def test_a_typo_in_the_pod_template_is_told_and_the_promise_is_kept():
+def test_a_typo_in_the_pod_template_is_reported_and_the_policy_stays():
     body = deployment(annotations={"carpool.dev/slo-p99": "50ms"}, inject=None)
     body["spec"]["template"]["metadata"]["annotations"] = {"carpool.dev/contaner": "model"}
     owned = AnnotatedPolicies()
@@ -111,7 +111,7 @@ def test_what_kserve_hands_on_to_its_pods_is_where_it_belongs():
     assert told[0].endswith("move it to spec.predictor.annotations")
 
 
-def test_a_typo_is_told_and_takes_nothing_away():
+def test_a_typo_is_reported_and_removes_nothing():
     owned = AnnotatedPolicies()
     there = policies(policy("deployment-web", **ANNOTATED))
 

@@ -41,7 +41,7 @@ def test_a_deletion_that_comes_late_takes_nothing_newer_away():
     assert list(cache) == ["made again"]
 
 
-def test_a_list_tells_of_what_events_left_out():
+def test_a_list_applies_the_changes_that_events_missed():
     cache = Cache()
     cache.put("changed", 1, "old")
     cache.put("deleted", 2, "there")

@@ -254,7 +254,7 @@ async def test_when_the_server_is_gone_it_stops_in_time_and_takes_up_again_after
     assert lease(api)["leaseTransitions"] == 1
 
 
-async def test_it_tells_and_releases(api, stand):
+async def test_a_leader_that_is_cancelled_reports_the_loss_and_releases_the_lease(api, stand):
     a, b = stand("a"), stand("b")
     running = asyncio.create_task(a.run())
     await a.led.wait()
@@ -281,7 +281,7 @@ async def test_a_release_that_fails_is_no_reason_not_to_end(api, stand):
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_told_to_end_just_as_a_round_ends_it_ends(stand, monkeypatch, turns):
+async def test_a_task_that_is_cancelled_just_as_a_round_ends_still_ends(stand, monkeypatch, turns):
     one, answered = stand("a"), asyncio.Event()
     monkeypatch.setattr(one, "round", answered.wait)
     task = asyncio.create_task(one.run())

@@ -269,7 +269,7 @@ async def test_parts_of_other_workloads_are_none(api, fleet, sync):
     assert fleet.workload(Target("ns", "Deployment", "bert-predictor")) is None
 
 
-async def test_events_tell_of_what_changes(api, fleet):
+async def test_events_add_and_remove_workloads(api, fleet):
     body = api.put(*DEPLOYMENT, deployment())
     fleet.handle_event(DEPLOYMENT[1], False, body)
     fleet.handle_event(DEPLOYMENT[1], False, body)

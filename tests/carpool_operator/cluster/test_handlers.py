@@ -46,7 +46,7 @@ def watched(api):
     return {watcher.plural for watcher in api.watchers}
 
 
-async def test_it_tells_of_policies_and_workloads_and_writes_nothing(api, running):
+async def test_policies_and_workloads_are_watched_and_nothing_is_written(api, running):
     api.put(*POLICY, policy("early"))
     await api.until(lambda: len(api.watchers) == 5)
     assert watched(api) == {"batchingpolicies", "deployments", "statefulsets", "daemonsets", "replicasets"}

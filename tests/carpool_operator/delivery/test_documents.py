@@ -49,7 +49,7 @@ def test_a_generation_is_the_time_in_milliseconds_and_grows_whatever_the_clock_d
     assert publisher.publish(2.0, EPOCH - 3600, PART, ONE).change.generation == EPOCH * 1000 + 78
 
 
-def test_a_sidecar_is_told_the_promise_and_not_how_the_fleet_is_tuned():
+def test_a_sidecar_gets_the_slo_and_not_how_the_fleet_is_tuned():
     tuned = replace(spec().policy(), tuning=Tuning(tolerance_percent=50), fallback=Fallback(failure_threshold=9))
     assert sidecar_policy(tuned) == PART
     assert sidecar_policy(spec(0.08).policy()) != PART
@@ -129,7 +129,7 @@ def test_a_trial_is_newer_and_for_a_few():
     assert publisher.change.generation > document.change.generation
 
 
-def test_who_is_behind_is_told_again_less_and_less_often():
+def test_a_pod_that_is_behind_gets_repeats_less_and_less_often():
     publisher = published()
     old = publisher.change.generation - 1
     sent = [now for now in range(2000) if publisher.repeats(float(now), {"a": seen(old, at=float(now))}, ())]
@@ -147,7 +147,7 @@ def test_who_has_it_or_was_not_heard_since_is_left_alone():
     assert Publisher(RESNET).repeats(100.0, {"a": seen(0)}, ()) == []
 
 
-def test_canaries_behind_are_told_what_canaries_run():
+def test_canaries_that_are_behind_get_the_configuration_of_canaries():
     publisher = published()
     trial = publisher.publish_trial(0.0, EPOCH, PART, TWO, {"a"})
     known = {"a": seen(publisher.change.generation), "b": seen(1)}

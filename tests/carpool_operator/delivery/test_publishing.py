@@ -124,7 +124,7 @@ async def test_what_a_list_found_gone_since_is_not_removed_again(api, maps, sign
     assert not [line for line in api.log if line.startswith("DELETE")]
 
 
-async def test_what_fails_is_told(api, maps, signer):
+async def test_writes_and_deletions_that_fail_are_reported(api, maps, signer):
     api.fail("PATCH", 500)
     with pytest.raises(ApiError):
         await maps.write(TARGET, published(signer), owner(api))
@@ -157,7 +157,7 @@ async def test_a_pod_takes_what_is_pushed(sidecar, session, signer):
     assert sidecar.changes == [change()]
 
 
-async def test_a_refusal_is_told_in_its_own_words(sidecar, session, signer):
+async def test_a_refusal_is_reported_in_its_own_words(sidecar, session, signer):
     pusher = Pusher(session, asyncio.Semaphore(1))
     other = Signer(new_key())
 
@@ -167,7 +167,7 @@ async def test_a_refusal_is_told_in_its_own_words(sidecar, session, signer):
     assert "signature" in answer
 
 
-async def test_a_pod_that_is_gone_or_slow_is_told(sidecar, session, signer, monkeypatch):
+async def test_a_pod_that_is_gone_or_slow_is_reported(sidecar, session, signer, monkeypatch):
     pusher = Pusher(session, asyncio.Semaphore(1))
     sidecar.stall = asyncio.Event()
 

@@ -185,7 +185,7 @@ def test_where_everything_is_admitted_it_is_captured(label):
     assert capturing(injected(pod(), Surroundings(labels=label)))
 
 
-def test_a_probe_of_another_port_or_another_kind_is_no_hindrance():
+def test_probes_of_another_port_or_another_kind_do_not_prevent_capture():
     assert capturing(injected(pod(probe={"tcpSocket": {"port": 8001}})))
     assert capturing(injected(pod(probe={"exec": {"command": ["true"]}})))
 

@@ -62,7 +62,7 @@ def test_every_code_has_its_page():
     assert set(NOTES) == set(Note)
 
 
-def test_who_did_not_ask_is_not_told():
+def test_pods_that_did_not_ask_for_a_sidecar_are_not_annotated_as_skipped():
     quiet = {reason for reason in Reason if not Skip(reason, "").is_annotated}
     assert quiet == {Reason.NOT_OPTED_IN, Reason.DISABLED, Reason.ALREADY_INJECTED}
 
@@ -153,7 +153,7 @@ def test_the_port_is_the_first_that_may_speak_http():
 
 
 @pytest.mark.parametrize("probe", [{"httpGet": {"port": "http", "scheme": "HTTPS"}}, {"grpc": {"port": 9000}}])
-def test_a_probe_shows_what_a_port_speaks(probe):
+def test_a_liveness_probe_shows_what_a_port_speaks(probe):
     assert port("http", livenessProbe=probe) == Reason.NOT_HTTP
     other = {key: {**value, "port": 7} for key, value in probe.items()}
     assert port("http", livenessProbe=other) == 9000

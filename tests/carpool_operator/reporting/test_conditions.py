@@ -101,7 +101,7 @@ def test_pods_that_were_missed_are_named_with_the_command():
     assert world.reasons().count("Missed") == 1
 
 
-def test_pods_that_were_skipped_are_named_with_the_reason_and_not_told_to_restart():
+def test_skipped_pods_are_named_with_the_reason_and_without_advice_to_restart():
     world = World(pods=1)
     settle(world)
     why = "HostNetwork: the pod uses the node's network: set hostNetwork: false"
@@ -130,7 +130,7 @@ def test_a_pod_that_refuses_is_named_with_its_reason():
     assert programmed(world)[0] == "True"
 
 
-def test_refusals_of_before_and_of_pods_that_start_are_no_news():
+def test_refusals_of_an_earlier_change_and_of_pods_that_start_are_ignored():
     world = World(pods=2)
     settle(world)
     starting = world.pods[1]
@@ -174,7 +174,7 @@ def test_a_pod_has_time_to_follow():
     assert "resnet-0" not in message
 
 
-def test_of_a_pod_that_does_not_follow_it_is_told_why_it_cannot_be_read():
+def test_a_pod_that_does_not_follow_is_reported_with_the_reason_it_cannot_be_read():
     world = World(pods=3)
     settle(world)
     world.pods[1].answers = False
@@ -277,7 +277,7 @@ def test_times_are_of_the_wall():
 PAST = "Service web port 80 bypasses the sidecar. Correct it: kubectl -n vision patch service web …"
 
 
-def test_a_service_that_leads_past_is_told_and_is_nothing_that_the_operator_failed_at():
+def test_a_service_that_bypasses_the_sidecar_is_reported_and_no_condition_becomes_false():
     world = World(pods=1)
     settle(world)
     world.workload_events = (Event(True, "ServiceBypassed", PAST),)
@@ -294,7 +294,7 @@ def test_a_service_that_leads_past_is_told_and_is_nothing_that_the_operator_fail
     assert world.condition("Ready")["reason"] == "Ready"
 
 
-def test_annotations_that_make_no_sense_are_told_in_the_policy_of_their_workload():
+def test_invalid_annotations_are_reported_in_the_policy_of_their_workload():
     """One that a person wrote, too: ``carpool.dev/capture`` on the Deployment itself captures nothing."""
     typo = Event(True, "AnnotationInvalid", "carpool.dev/capture is read in the pod template only: move it")
     for annotated in (True, False):
@@ -308,7 +308,7 @@ def test_annotations_that_make_no_sense_are_told_in_the_policy_of_their_workload
         assert said["message"] == f"{typo.message}{kept}"
 
 
-def test_what_anybody_can_write_is_not_told_at_any_length():
+def test_the_length_of_reported_annotations_is_limited():
     world = World(pods=1, annotated=True)
     world.workload_events = tuple(
         Event(True, "AnnotationInvalid", f"{index} is {'x' * 100_000}") for index in range(50)
@@ -327,7 +327,7 @@ def world_of_a_container(wanted, *stands):
     return world
 
 
-def test_a_sidecar_before_another_container_than_the_one_named_is_told_with_the_command():
+def test_a_sidecar_before_another_container_than_the_one_named_is_reported_with_the_command():
     world = world_of_a_container("model", "proxy", "proxy")
     status, reason, message = programmed(world)
     assert (status, reason) == ("False", "WrongContainer")
@@ -371,7 +371,7 @@ def test_scaled_to_zero_is_no_fault():
     assert world.condition("Ready")["status"] == "True"
 
 
-def test_pods_that_the_server_refuses_are_told_with_the_fix():
+def test_pods_that_the_server_refuses_are_reported_with_the_fix():
     world = World(pods=2)
     settle(world)
     quota = 'pods "resnet-7c9-x" is forbidden: exceeded quota: team, requested: limits.cpu=1, used: limits.cpu=8'

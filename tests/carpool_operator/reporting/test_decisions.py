@@ -75,7 +75,7 @@ def test_what_is_applied_says_since_when():
     assert applied["target"] == "Deployment/resnet"
 
 
-def test_what_keeps_the_tuner_is_told_once_it_lasts():
+def test_a_decision_that_leaves_the_parameters_is_reported_once_it_lasts():
     world = World(pods=1)
     world.run(300, 40)
     world.run(300, 100, seed=2)

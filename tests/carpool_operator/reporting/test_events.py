@@ -16,7 +16,7 @@ def recorder(writer):
     return Recorder(writer, "operator-1")
 
 
-async def test_it_says_what_about_whom(api, recorder):
+async def test_an_event_names_its_object_and_its_reason(api, recorder):
     recorder.record(ABOUT, EVENT, WALL)
     await recorder.flush(WALL)
 

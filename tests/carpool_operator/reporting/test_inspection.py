@@ -37,7 +37,7 @@ async def test_pods_without_a_sidecar_are_named(api, inspector):
     assert await inspector.missed(workload(2), [as_kept(RawPod, pod("web-1"))], 0.0) == (Missed("web-2"),)
 
 
-async def test_why_one_was_skipped_is_told_and_not_at_any_length(api, inspector):
+async def test_the_reason_a_pod_was_skipped_is_reported_up_to_a_limit_of_length(api, inspector):
     skipped = pod("web-1", injected=False)
     skipped["metadata"]["annotations"]["carpool.dev/skipped"] = "NoPort: " + "x" * 10_000
     api.put(*POD, skipped)
@@ -98,7 +98,7 @@ def serving(api, target_port):
     return as_kept(RawPod, injected)
 
 
-async def test_a_service_that_leads_past_the_sidecar_is_told_with_the_command(api, inspector):
+async def test_a_service_that_bypasses_the_sidecar_is_reported_with_the_command(api, inspector):
     one = serving(api, 9000)
 
     await inspector.look_at_services(workload(1), [one], 0.0)
@@ -126,7 +126,7 @@ async def test_services_are_looked_at_seldom_and_when_pods_change(api, inspector
     assert len(api.log) == 6
 
 
-async def test_what_was_seen_is_told_until_another_look_finds_it_put_right_which_is_soon(api, inspector):
+async def test_a_bypass_is_reported_until_another_check_finds_it_corrected(api, inspector):
     one = serving(api, 9000)
     target = one.target
     await inspector.look_at_services(workload(1), [one], 0.0)
@@ -172,7 +172,7 @@ def of_kind(name="StatefulSet", replicas=2, **changes):
     return replace(kept, target=kept.target._replace(kind=name), **changes)
 
 
-async def test_what_an_event_says_of_refused_pods_is_told(api, inspector):
+async def test_the_message_of_an_event_about_refused_pods_is_reported(api, inspector):
     put_event(api, "FailedCreate", 1)
     put_event(api, "FailedCreate", 1, name="web-2", message="of another")
 

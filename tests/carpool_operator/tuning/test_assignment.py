@@ -98,7 +98,7 @@ def test_a_policy_that_cannot_be_read_claims_nothing():
     assert assign([broken]) == {}
 
 
-def test_the_loser_is_told_who_won_and_why():
+def test_the_message_to_the_policy_that_loses_names_the_winner_and_the_reason():
     winner = policy_of(name="winner", created=1.0)
     loser = policy_of(spec(names=("resnet", "bert")), name="loser", created=2.0)
     owners = assign([winner, loser])
@@ -110,7 +110,7 @@ def test_the_loser_is_told_who_won_and_why():
     assert conflicts(winner, [RESNET], owners) == ""
 
 
-def test_what_is_made_of_annotations_is_told_so():
+def test_the_message_to_a_policy_made_from_annotations_says_so():
     explicit, made = policy_of(name="explicit", created=2.0), policy_of(name="made", created=1.0, annotated=True)
     told = conflicts(made, [RESNET], assign([explicit, made]))
     assert "made from annotations" in told

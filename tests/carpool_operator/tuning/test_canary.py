@@ -49,7 +49,7 @@ def test_bad_parameters_are_rolled_back_at_once():
     assert "on the other pods" in message
 
 
-def test_a_riskier_setting_may_miss_more_than_the_others_while_it_keeps_the_slo():
+def test_a_riskier_setting_may_miss_more_than_the_others_while_it_meets_the_slo():
     # Ten times as many as the others, but within what the SLO allows: that is what riskier means.
     verdicts = [play(trial(), 200, 600, missing=0.003, others_missing=0.0003, seed=seed)[0] for seed in range(20)]
     assert verdicts.count(Verdict.PROMOTE) >= 19

@@ -17,7 +17,7 @@ def ready(index, seconds):
     return pod_of(index, ready_after=seconds)
 
 
-def test_a_start_that_was_seen_counts_once_and_the_median_of_the_last_is_told():
+def test_a_start_that_was_seen_counts_once_and_the_median_of_the_last_is_reported():
     starts = ColdStarts()
     starts.observe([])
     starts.observe([starting(0)])

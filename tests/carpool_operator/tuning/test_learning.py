@@ -65,7 +65,7 @@ def test_forecasts_are_made_surer_seldom_while_others_wait_for_their_decisions()
     assert 2.0 * (rare.index(1) + 1) == SELDOM
 
 
-def test_another_policy_keeps_the_model_and_forgets_another_promise():
+def test_another_policy_keeps_the_model_and_another_slo_resets_the_slo_status():
     learned = Learned(0.0, POLICY, None, Parameters(), met=True)
     step(learned, 2.0)
     tuner = learned.tuner

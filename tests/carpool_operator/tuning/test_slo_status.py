@@ -18,7 +18,7 @@ def observe(slo_status, intervals, missing, seed=1, size=200, start=0.0):
     return said
 
 
-def test_nobody_can_tell_from_a_few():
+def test_a_few_requests_do_not_decide_whether_the_slo_is_met():
     slo_status = SloStatus(0.99)
     slo_status.observe(2.0, 20, 0)
     assert slo_status.met is None

@@ -135,7 +135,7 @@ def test_an_upgrade_of_the_operator_changes_nothing_that_runs(modes):
     assert world.documents() == []
 
 
-def test_after_an_upgrade_the_modes_are_told_once_all_models_are_named():
+def test_after_an_upgrade_the_modes_are_sent_once_all_models_are_named():
     world = upgraded(pass_through=NEVER)
     world.run(300, 60)
     first, *others = world.documents()
@@ -144,7 +144,7 @@ def test_after_an_upgrade_the_modes_are_told_once_all_models_are_named():
 
 
 @pytest.mark.parametrize("modes", [{}, {"pass_through": NEVER}])
-def test_after_an_upgrade_recommend_is_told_at_once(modes):
+def test_after_an_upgrade_mode_recommend_is_sent_at_once(modes):
     """Recommend ends no first calls. If sidecars got Apply, they would send requests of their own."""
     world = upgraded(tuning=Tuning(mode=TuningMode.RECOMMEND), **modes)
     world.run(300, 60)
@@ -158,7 +158,7 @@ def test_after_an_upgrade_recommend_is_told_at_once(modes):
     assert world.documents()[-1].change.policy.pass_through == modes.get("pass_through", PassThrough())
 
 
-def test_after_an_upgrade_hold_is_told_when_no_sidecar_is_older():
+def test_after_an_upgrade_mode_hold_is_sent_when_no_sidecar_is_older():
     """Older ones end first calls by it."""
     world = upgraded(tuning=Tuning(mode=TuningMode.HOLD))
     first, second = world.pods
@@ -189,7 +189,7 @@ def test_what_was_edited_while_the_workload_was_away_is_no_upgrade():
 
 
 @pytest.mark.parametrize("modes", MODES)
-def test_after_an_upgrade_an_edited_policy_is_told_as_it_is(modes):
+def test_after_an_upgrade_an_edited_policy_is_sent_as_it_is(modes):
     world = upgraded(**modes)
     world.run(0, 10)
     world.edit(spec(0.04, **modes))
@@ -738,7 +738,7 @@ def test_a_document_is_signed_anew_before_it_expires():
     assert len(world.log) == documents
 
 
-def test_a_pod_that_missed_a_push_is_told_again():
+def test_a_pod_that_missed_a_push_gets_it_again():
     world = World(pods=2)
     world.run(0, 4)
     world.pods[1].restart(world.now, world.stats[1], None)

@@ -102,7 +102,7 @@ def test_a_pod_that_is_gone_counts_no_more():
     assert fleet.pass_by(SELDOM, hits=4).goodput == 4.0
 
 
-def test_the_promise_is_broken_by_misses_and_kept_without():
+def test_the_slo_is_reported_as_missed_after_refusals_and_as_met_without():
     fleet = Fleet()
     fleet.pass_by(300, hits=8)
     assert fleet.fleet.slo_status.met

@@ -24,7 +24,7 @@ def test_evidence_that_is_there():
     assert trust.take(4.0, SPEC, gathered(failing=1), 4.0) is Turn.SEEING, "two of three"
 
 
-def test_no_pods_and_no_news_are_no_failures():
+def test_no_pods_and_no_new_samples_are_no_failures():
     trust = Trust()
     assert trust.take(2.0, SPEC, gathered(expected=0, samples=0), -inf) is Turn.BLIND
     assert trust.blind.reason == "NoPodsReady"

@@ -93,7 +93,7 @@ async def test_who_does_not_ask_is_let_through_untouched():
     assert json.loads(body)["response"] == {"uid": "u-1", "allowed": True}
 
 
-async def test_who_annotates_in_vain_is_told():
+async def test_annotations_without_effect_get_a_warning():
     template = {"metadata": {}, "spec": {"containers": [{"name": "server"}]}}
     deployment = {
         "metadata": {"name": "resnet", "annotations": {"carpool.dev/slo-p99": "50ms"}},
@@ -118,7 +118,7 @@ async def test_who_annotates_in_vain_is_told():
         ({}, {"carpool.dev/inject": "true", "carpool.dev/port": "http"}, []),
     ],
 )
-async def test_who_mistypes_is_told_though_nothing_is_changed(own, template, warnings):
+async def test_typos_get_a_warning_though_nothing_is_changed(own, template, warnings):
     spec = {"containers": [{"name": "server", "ports": [{"containerPort": 9000, "name": "http"}]}]}
     deployment = {
         "metadata": {"name": "resnet", "annotations": own},

@@ -106,7 +106,7 @@ async def test_of_two_that_renew_it_at_once_the_first_wins():
     assert await store.material(server, NAMES, late) == others != first
 
 
-async def test_a_race_that_is_always_lost_is_told():
+async def test_a_race_that_is_always_lost_is_reported():
     server = Objects()
     await store.material(server, NAMES, NOW)
 
@@ -155,7 +155,7 @@ async def test_an_expired_one_heals():
     assert server.trusted == [healed.bundle] * 2
 
 
-async def test_faults_are_told():
+async def test_faults_are_reported():
     server = Objects()
     del server.objects[HOOK]
     with pytest.raises(ApiError, match="not found"):

@@ -16,7 +16,7 @@ def private_key():
     return Ed25519PrivateKey.generate()
 
 
-async def test_stats_tell_what_was_counted_and_what_each_lane_does(world):
+async def test_stats_show_what_was_counted_and_the_state_of_each_lane(world):
     sidecar, client = await world.start()
     admin = world.client(sidecar.admin_address)
     await client.predict(b"1")
@@ -46,7 +46,7 @@ async def test_the_last_arrivals_come_with_their_rows_as_many_as_are_asked_for(w
     assert report.decode((await admin.get(b"/v1/stats?arrivals=no")).body).lanes["m"].arrivals == []
 
 
-async def test_config_tells_what_is_in_force_and_what_is_wrong(world, tmp_path):
+async def test_config_shows_what_is_in_force_and_what_is_wrong(world, tmp_path):
     path = tmp_path / "s.json"
     path.write_text(world.config())
     sidecar = await world.sidecar(world.config(), path=path)
@@ -74,7 +74,7 @@ async def test_metrics_are_text_for_prometheus(world):
     assert b'carpool_requests_total{code="200",model="m",protocol="v1"} 1.0' in answer.body
 
 
-async def test_unknown_paths_and_methods_are_told_what_there_is(world):
+async def test_unknown_paths_list_the_known_ones_and_unknown_methods_get_405(world):
     sidecar = await world.sidecar()
     admin = world.client(sidecar.admin_address)
     missing = await admin.get(b"/nope")

@@ -150,7 +150,7 @@ def test_both_files_are_of_one_version(changes, directory, seen, monkeypatch):
         ({SIGNATURE: b"AA=="}, "content", "change.json is not there"),
     ],
 )
-def test_what_is_wrong_there_changes_nothing_and_is_told_once(changes, directory, seen, content, reason, says, caplog):
+def test_an_invalid_change_is_ignored_and_reported_once(changes, directory, seen, content, reason, says, caplog):
     mount(directory, "..1", content)
     changes.look()
     changes.look()
@@ -162,7 +162,7 @@ def test_what_is_wrong_there_changes_nothing_and_is_told_once(changes, directory
     assert (len(seen), changes.error) == (1, None)
 
 
-def test_what_can_not_be_read_is_told(changes, directory):
+def test_a_change_that_can_not_be_read_is_reported(changes, directory):
     (directory / BODY).mkdir()
     changes.look()
     assert "change.json: Is a directory" in changes.error

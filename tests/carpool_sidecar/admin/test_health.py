@@ -62,7 +62,7 @@ def test_a_slow_server_is_not_ready_and_not_restarted(health):
     assert health.found == [False]
 
 
-def test_a_restart_between_two_looks_is_told_by_the_calls_that_failed(health):
+def test_a_restart_between_two_checks_is_detected_by_the_calls_that_failed(health):
     health.observe(Document(200))
     health.unreachable()
     health.observe(Document(200))

@@ -53,7 +53,7 @@ async def test_questions_are_answered_while_all_connections_are_taken(world):
 
 
 @pytest.mark.parametrize(("seconds", "status"), [(0.01, 0), (60.0, 200)])
-async def test_a_question_waits_for_its_answer_as_long_as_it_is_told(seconds, status):
+async def test_a_question_waits_for_its_answer_until_the_configured_timeout(seconds, status):
     asked, answers = asyncio.Event(), asyncio.Event()
 
     async def answer(reader, writer):
@@ -74,7 +74,7 @@ async def test_a_question_waits_for_its_answer_as_long_as_it_is_told(seconds, st
         await made.close()
 
 
-async def test_nobody_there_and_nobody_answering_are_told_apart(world, monkeypatch):
+async def test_a_refused_connection_is_reported_as_unreachable(world, monkeypatch):
     made = backend(world)
     assert (await made.ask(b"/v2/health/ready")).status == 200
     await world.model.die()
@@ -282,7 +282,7 @@ async def test_probes_that_hang_are_forwarded_like_the_rest(world, other_server,
     ],
 )
 @pytest.mark.pure
-async def test_what_is_a_probe(world, method, target, probe):
+async def test_which_requests_are_probes(world, method, target, probe):
     made = backend(world, ready="/custom/ready")
     exchange = SimpleNamespace(method=method, path=target.partition(b"?")[0], length=0, upgrade=b"")
     assert made._is_probe(exchange) is probe

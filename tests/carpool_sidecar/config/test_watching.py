@@ -22,7 +22,7 @@ def watched(tmp_path):
     return path, file, seen
 
 
-def test_a_new_version_is_told_once_with_the_next_generation(watched):
+def test_a_new_version_is_reported_once_with_the_next_generation(watched):
     path, file, seen = watched
     file.look()
     assert (seen, file.generation) == ([], 1)

@@ -25,7 +25,7 @@ DEBUG = (b"X-Carpool-Debug", b"1")
 # --------------------------------------------------------------------------------------------------- batched together
 
 
-async def test_requests_that_wait_ride_in_one_call_and_keep_every_digit(world):
+async def test_waiting_requests_are_batched_in_one_call_and_keep_every_digit(world):
     sidecar, client = await world.start()
     texts = [b"[1.10, 1e5]", b"[-0.0, 12345678901234567890.125]", b"[0.1, 3.000]"]
     first, rest = await world.queue_behind(sidecar, client, texts)
@@ -72,7 +72,7 @@ TENSOR = '{"name":"x","datatype":"FP32","shape":[1,1],"data":[1]}'
         ('{"inputs":[%s,{"name":"y","datatype":"INT8","shape":[1,2],"data":[1,[2]]}]}', "nesting"),
     ],
 )
-async def test_what_has_no_rows_to_share_rides_alone_as_it_came(world, text, reason):
+async def test_requests_without_rows_to_share_are_sent_alone_as_they_came(world, text, reason):
     sidecar, client = await world.start()
     body = (text % TENSOR).encode()
     first = await world.occupy(client)
@@ -84,7 +84,7 @@ async def test_what_has_no_rows_to_share_rides_alone_as_it_came(world, text, rea
     assert sidecar.driver.counts.alone == {("m", reason): 2}
 
 
-async def test_encoded_bodies_ride_alone_as_they_came(world):
+async def test_encoded_bodies_are_sent_alone_as_they_came(world):
     sidecar, client = await world.start()
     body = gzip.compress(b'{"instances":[1]}')
     first = await world.occupy(client)
@@ -97,7 +97,7 @@ async def test_encoded_bodies_ride_alone_as_they_came(world):
     assert sidecar.driver.counts.alone == {("m", "encoded"): 2}
 
 
-async def test_v2_rides_alone_until_the_batch_axis_is_known(world):
+async def test_v2_requests_are_sent_alone_until_the_batch_axis_is_known(world):
     world.model.documents[b"/v2/models/m"] = (503, {})
     sidecar, client = await world.start(policy={"models": []})
     first, _ = await world.queue_behind(sidecar, client, [])
@@ -350,7 +350,7 @@ async def test_a_batch_keeps_the_status_of_its_answer(world):
     assert [(await one).status for one in (first, *rest)] == [201] * 3
 
 
-async def test_a_model_that_dies_mid_answer_is_502_for_its_riders_and_nobody_else(world):
+async def test_a_model_that_dies_mid_answer_is_502_for_the_requests_it_had_and_no_others(world):
     def half(exchange):
         exchange.start(200, [], 1000)
         exchange.write(b'{"predictions":[')
@@ -430,7 +430,7 @@ async def test_everything_else_passes_through_untouched(world):
     assert (answer.status, answer.body) == (200, b'{"instances":1}')
 
 
-async def test_counters_tell_what_happened(world, wait_until):
+async def test_counters_show_what_happened(world, wait_until):
     sidecar, client = await world.start()
     assert (await client.predict(b"1")).status == 200
     world.model.behave = lambda exchange: exchange.respond(400, [], b"{}")

@@ -214,7 +214,7 @@ async def test_a_deadline_that_cannot_be_read_says_nothing(world, line):
     assert world.model.received[-1].rows == [1, 2]
 
 
-async def test_a_body_of_which_there_is_no_room_for_the_parts_is_forwarded(world):
+async def test_a_body_that_leaves_no_room_for_its_parts_is_forwarded(world):
     """8,000 rows are 16 kB, and half a megabyte once they are separated."""
     sidecar, client = await world.start(bodies={"maxRequest": "128Ki", "maxAnswer": "128Ki", "maxBuffered": "128Ki"})
     text = b",".join([b"1"] * 8000)
@@ -388,7 +388,7 @@ async def test_callers_that_stop_half_way_hold_no_more_than_is_allowed(world, be
         (POST + b"Content-Le", "truncated-head"),
     ],
 )
-async def test_a_caller_that_ends_its_side_inside_its_request_is_told(beside, raw, sent, reason):
+async def test_a_caller_that_ends_its_side_inside_its_request_gets_400(beside, raw, sent, reason):
     async with beside() as (sidecar, _):
         caller = await raw(sidecar)
         caller.send(sent)

@@ -25,7 +25,7 @@ async def test_an_error_is_never_a_200(world, status):  # KServe: errors as 200
     assert (answer.status, answer.body, answer.header(b"x-why")) == (status, b'{"error":"no"}', b"so")
 
 
-async def test_headers_and_fields_arrive_and_keep_apart_whom_they_tell_apart(world):  # KServe drops both
+async def test_headers_and_fields_arrive_and_separate_requests_that_differ_in_them(world):  # KServe drops both
     sidecar, client = await world.start()
     first, _ = await world.queue_behind(sidecar, client, [])
     rest = []
@@ -57,7 +57,7 @@ async def test_headers_and_fields_arrive_and_keep_apart_whom_they_tell_apart(wor
         [(b"/v1/models/m:predict?a=1", [], b""), (b"/v1/models/m:predict?a=2", [], b"")],
     ],
 )
-async def test_what_differs_in_one_thing_alone_never_rides_together_and_arrives(world, requests):  # dropped; last path
+async def test_requests_that_differ_in_one_thing_are_never_batched_together(world, requests):  # dropped; last path
     sidecar, client = await world.start()
     first = await world.occupy(client)
     starts = [
@@ -78,7 +78,7 @@ async def test_what_differs_in_one_thing_alone_never_rides_together_and_arrives(
         assert [find(call.headers, name) for name, _ in headers] == [value for _, value in headers]
 
 
-async def test_models_that_differ_never_ride_together(world):  # KServe: mixed models go to the last path
+async def test_requests_of_two_models_are_never_batched_together(world):  # KServe: mixed models go to the last path
     policy = {"models": [{"name": "a", "axis": "First"}, {"name": "b", "axis": "First"}]}
     sidecar, client = await world.start(policy=policy)
     world.model.holding = True
@@ -96,7 +96,7 @@ async def test_models_that_differ_never_ride_together(world):  # KServe: mixed m
 
 
 @pytest.mark.parametrize("known", [False, True])
-async def test_nothing_waits_for_company_at_an_idle_model(world, known):  # waits in full when idle
+async def test_no_request_waits_for_others_at_an_idle_model(world, known):  # waits in full when idle
     # With the service time unknown, or in pass-through; a wait of an hour would outlast this test's patience.
     parameters = {"maxBatch": 8, "maxWait": "1h", "passThrough": known}
     sidecar, client = await world.start(parameters={"*": parameters}, policy=LONG)
@@ -106,7 +106,7 @@ async def test_nothing_waits_for_company_at_an_idle_model(world, known):  # wait
     assert answer.header(b"x-carpool-batch-size") == b"1"
 
 
-async def test_when_all_riders_have_left_the_call_is_given_up(world, wait_until):  # KServe: ignores disconnects
+async def test_when_all_requests_of_a_call_have_left_it_is_aborted(world, wait_until):  # KServe: ignores disconnects
     sidecar, client = await world.start()
     first, _ = await world.queue_behind(sidecar, client, [])
     first.leave()
@@ -128,7 +128,7 @@ async def test_a_caller_whose_connection_broke_is_not_served(world):  # ignores 
     assert [call.rows for call in world.model.received] == [["first"], [2]]
 
 
-async def test_ints_stay_ints_and_never_ride_with_floats(world):  # ints become floats
+async def test_ints_stay_ints_and_are_never_batched_with_floats(world):  # ints become floats
     sidecar, client = await world.start()
     first, rest = await world.queue_behind(sidecar, client, [b"[1]", b"[1.5]", b"[2]"])
     world.model.release()
@@ -176,7 +176,7 @@ async def test_who_leaves_the_queue_is_not_served_and_the_others_are(world):  # 
     assert world.model.received[-1].rows == [1, 3]
 
 
-async def test_shapes_that_differ_never_ride_together(world):  # MLServer: truncated; TF Serving: one fails all
+async def test_different_shapes_are_never_batched_together(world):  # MLServer: truncated; TF Serving: one fails all
     sidecar, client = await world.start()
     first, rest = await world.queue_behind(sidecar, client, [b"[1,2]", b"[1,2,3]"])
     world.model.release()
@@ -184,7 +184,7 @@ async def test_shapes_that_differ_never_ride_together(world):  # MLServer: trunc
     assert [(await one).json for one in rest] == [{"predictions": [[1, 2]]}, {"predictions": [[1, 2, 3]]}]
 
 
-async def test_datatypes_and_shapes_that_differ_never_ride_together(world):  # shapes truncated; dtypes mixed
+async def test_different_datatypes_and_shapes_are_never_batched_together(world):  # shapes truncated; dtypes mixed
     sidecar, client = await world.start()
     first = await world.occupy(client)
     tensors = [

@@ -224,7 +224,7 @@ def forward_or(echo, exchange):
         echo(exchange)
 
 
-async def test_a_drain_holds_nobody_for_company(world, monkeypatch):
+async def test_a_drain_sends_waiting_requests_at_once(world, monkeypatch):
     monkeypatch.setattr(control, "INTERVAL", 3600.0)  # what is learned here stays
     policy = {"slo": {"latency": {"p99": "2h"}}, "admission": {"timeout": "2h"}}
     sidecar, client = await world.start(

@@ -226,7 +226,7 @@ async def test_a_change_of_parameters_costs_nothing_that_was_learned(injected):
     assert sidecar.control._generation == generation + 1
 
 
-async def test_parameters_that_miss_are_taken_back_and_whoever_watches_is_told(injected, monkeypatch):
+async def test_parameters_that_miss_the_slo_are_rolled_back_and_reported(injected, monkeypatch):
     monkeypatch.setattr(control, "INTERVAL", 3600.0)
     sidecar, admin = await injected()
     counters, rollback, now = sidecar.batcher.model("m").counters, sidecar.control.rollback, sidecar.clock()

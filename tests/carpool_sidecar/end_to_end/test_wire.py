@@ -59,7 +59,7 @@ async def forwarded(sidecar, client, count, world):
     return asked
 
 
-async def test_300_forwarded_requests_that_hang_cost_nobody_a_prediction_or_a_probe(world):
+async def test_300_forwarded_requests_that_hang_block_no_predictions_and_no_probes(world):
     sidecar, client = await world.start()
     hung = await forwarded(sidecar, client, 300, world)
     world.model.holding = False

@@ -78,7 +78,7 @@ async def test_the_data_port_counts_those_who_wait_at_the_gate(chat):
     assert (says.waiting, says.running) == (1.0, 1.0)
 
 
-async def test_without_a_gate_or_when_told_so_bytes_pass_unchanged(chat):
+async def test_without_a_gate_bytes_pass_unchanged(chat):
     await chat.start()
     engine(chat)
     assert (await chat.client.get(b"/metrics")).body == VLLM

@@ -59,7 +59,7 @@ async def test_a_body_is_counted_as_it_comes_and_until_its_answer(site):
         [CHUNKED + b"33\r\n" + bytes(51) + b"\r\n0\r\n\r\n"],
     ],
 )
-async def test_who_finds_no_room_is_told_when_to_come_back_and_others_go_on(site, pieces):
+async def test_a_request_without_room_is_refused_with_retry_after_and_others_go_on(site, pieces):
     first, second = site.connect(), site.connect()
     first.feed(HEAD % 60 + bytes(50))
     second.feed(*pieces)

@@ -47,7 +47,7 @@ async def test_without_a_socket_nothing_is_known(kit):
     assert transport.aborted
 
 
-async def test_a_unix_socket_tells_by_itself(upstream):
+async def test_a_unix_socket_is_never_reported_as_reset(upstream):
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_unix_connection(asyncio.Protocol, upstream.path)
     assert not peer_has_reset(transport)

@@ -5,7 +5,7 @@ import asyncio
 from carpool_sidecar.http1.timing import Ticker
 
 
-async def test_it_ticks_until_told_to_stop_and_starts_again():
+async def test_it_ticks_until_the_callback_stops_it_and_starts_again():
     ticks = []
     three = asyncio.Event()
 

@@ -31,7 +31,7 @@ def ended():
     raise InterruptedError
 
 
-async def test_what_a_process_says_is_heard_and_its_end_is_told():
+async def test_messages_of_a_process_are_received_and_its_end_is_reported():
     heard = []
     with pytest.raises(InterruptedError):
         await link(f"import sys; sys.stdout.buffer.write({frame(Ready(1, 2))!r})", heard.append, ended).run()

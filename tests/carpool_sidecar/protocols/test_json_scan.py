@@ -273,7 +273,7 @@ def test_a_member_is_not_an_element():
         members(b"[]", "x")
 
 
-def test_half_a_surrogate_pair_is_told_apart():
+def test_half_a_surrogate_pair_is_distinguished_from_a_pair():
     with pytest.raises(Surrogates):
         elements(b'["\\ud800"]')
     assert [bytes(element) for element in elements(b'["\\ud83d\\ude00"]')] == [b'"\\ud83d\\ude00"']

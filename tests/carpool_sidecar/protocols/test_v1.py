@@ -123,14 +123,14 @@ SIGNATURES = [
 
 
 @pytest.mark.parametrize(("rows"), SIGNATURES, ids=lambda rows: rows[0])
-def test_rows_of_one_signature_ride_together_and_with_no_other(rows):
+def test_rows_of_one_signature_are_batched_together_and_with_no_other(rows):
     keys = {parse(of_rows(row)).key for row in rows}
     assert len(keys) == 1
     others = {parse(of_rows(row)).key for other in SIGNATURES if other is not rows for row in other}
     assert not keys & others
 
 
-def test_long_signatures_are_told_apart():
+def test_long_signatures_are_distinguished():
     def image(side):
         return json.dumps({"instances": [[[0.5] * side] * side]})
 
@@ -160,7 +160,7 @@ def test_long_signatures_are_told_apart():
         ("[[1],[2]],[[3,4]]", "mixed-rows"),
     ],
 )
-def test_rows_that_differ_ride_alone(rows, alone):
+def test_rows_that_differ_are_sent_alone(rows, alone):
     parsed = parse(of_rows(rows))
     assert parsed.alone == alone
     assert parsed.mergeable is (alone is None)
@@ -204,7 +204,7 @@ def test_inputs_are_merged_only_where_the_model_says_so():
         (b'{"instances":["\\ud800"]}', [], "surrogates"),
     ],
 )
-def test_what_is_not_understood_rides_alone_untouched(body, lines, reason):
+def test_bodies_that_are_not_understood_are_sent_alone(body, lines, reason):
     parsed = parse(body, lines)
     assert (parsed.alone, parsed.rows, parsed.size) == (reason, 1, len(body))
 

@@ -425,7 +425,7 @@ def waiters(*rows, **fields):
     ]
 
 
-def test_each_rider_gets_its_rows_and_its_id():
+def test_each_request_gets_its_rows_and_its_id():
     parsed = waiters(1, 2)
     outputs = [blob(12, "b", (3, 2), "UINT16", p=1), tensor("a", (3, 1), "INT64", [[10], [20], [30]], extra="e")]
     pieces = v2.split(whole(*parsed), *answer(outputs, b"aabbccddeeff", parameters={"q": 2}))

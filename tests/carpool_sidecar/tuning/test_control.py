@@ -112,7 +112,7 @@ async def test_a_model_that_an_operator_names_no_more_goes_back_to_what_first_ca
     assert lane.in_force.max_in_flight == 1, "of another model it is not known"
 
 
-async def test_decisions_that_repeat_are_told_once_with_how_often(world):
+async def test_decisions_that_repeat_are_reported_once_with_how_often(world):
     sidecar = await world.sidecar(**TUNED)
     control = sidecar.control
     for _ in range(3):

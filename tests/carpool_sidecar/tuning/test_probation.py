@@ -152,7 +152,7 @@ def test_good_ones_named_again_are_good_still():
     assert (probation.good, probation.generation) == (True, 3)
 
 
-def test_another_promise_or_model_forgets_what_was_good():
+def test_another_slo_or_model_forgets_the_parameters_that_were_good():
     probation = proven()
     probation.forget()
     assert feed(probation, 10, missing=0.5) == []

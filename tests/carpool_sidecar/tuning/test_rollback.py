@@ -58,7 +58,7 @@ def bench():
 
 
 @pytest.mark.parametrize("reason", [LATE, Refused.LATE, Refused.EXPIRED, Refused.QUEUE_FULL])
-def test_what_misses_is_taken_back_and_told(bench, reason, caplog):
+def test_parameters_that_miss_the_slo_are_rolled_back_and_reported(bench, reason, caplog):
     bench.change(2, m=SECOND)
     bench.serve("m", 1, missing=0.3, reason=reason)
     assert bench.running("m") == FIRST

@@ -48,7 +48,7 @@ async def test_what_is_observed_is_decided_upon(link, decided, wait_until):
     assert (decided[0].model, decided[0].generation) == ("m", 1)
 
 
-async def test_a_process_that_is_killed_is_started_again_and_told_the_policy(link, decided, wait_until):
+async def test_a_process_that_is_killed_is_started_again_and_gets_the_policy(link, decided, wait_until):
     await wait_until(lambda: link.pid is not None)
     first = link.pid
     os.kill(first, signal.SIGKILL)

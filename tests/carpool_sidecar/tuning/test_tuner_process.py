@@ -249,7 +249,7 @@ def test_batches_of_copies_are_asked_for_while_larger_ones_are_unknown():
 
 
 @pytest.mark.parametrize("mode", [TuningMode.RECOMMEND, TuningMode.HOLD])
-def test_whoever_only_looks_gets_no_batches_of_copies(mode):
+def test_a_mode_that_applies_nothing_gets_no_batches_of_copies_unless_steered(mode):
     policy = msgspec.structs.replace(for_p99(0.05), tuning=Tuning(mode=mode))
     for steered, most in ((False, 0), (True, 2)):
         tuners = Tuners(policy, steered=steered)

@@ -30,7 +30,7 @@ def authorization(*rules, namespace="shop", **spec):
     return {"metadata": {"name": "a", "namespace": namespace}, "spec": {"rules": list(rules), **spec}}
 
 
-def test_a_mesh_is_told_of_only_where_it_stands_before_the_whole_pod():
+def test_a_mesh_is_reported_only_where_its_proxy_is_outside_the_pod():
     """From one inside the pod the injector excludes the admin port."""
     assert codes(around(ISTIO)) == []
     assert codes(around(AMBIENT)) == ["Mesh"]

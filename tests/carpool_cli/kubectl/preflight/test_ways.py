@@ -61,7 +61,7 @@ def followed(fix, asked):
         ("no", "change what the message names"),
     ],
 )
-def test_what_policies_of_a_company_refuse_has_a_setting(refused, fix):
+def test_refusals_by_admission_policies_come_with_the_setting_that_fixes_them(refused, fix):
     """Messages as Gatekeeper's and Kyverno's libraries have them."""
     assert fix in ways.of_refusal(subject(), refused)
 

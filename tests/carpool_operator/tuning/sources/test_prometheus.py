@@ -251,7 +251,7 @@ async def test_a_page_is_not_passed_on(fake, source):
         ),
     ],
 )  # fmt: skip
-async def test_what_is_no_prometheus_is_told_as_such(fake, source, response, told):
+async def test_a_source_that_is_not_prometheus_is_reported_as_such(fake, source, response, told):
     async def answer(_):
         return response()
 
@@ -262,7 +262,7 @@ async def test_what_is_no_prometheus_is_told_as_such(fake, source, response, tol
     assert len(fake.asked) == 1  # a redirect least of all is followed
 
 
-async def test_a_failure_halfway_is_told_of_all_that_were_not_read(fake, source, stored):
+async def test_a_failure_halfway_is_reported_for_all_pods_that_were_not_read(fake, source, stored):
     fake.pods = {f"p{number:02}": {5990.5: stored.scrape()} for number in range(40)}
 
     async def answer(query):

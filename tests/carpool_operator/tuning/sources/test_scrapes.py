@@ -143,7 +143,7 @@ def test_newest_scrape_counts(stored):
     assert (report.stats.at, report.stats.models["m"].arrivals) == (5015.0, 20)
 
 
-def test_a_reset_is_left_to_whoever_differences(stored):
+def test_a_reset_leaves_only_the_counts_since_then_when_reports_are_subtracted(stored):
     """The process began anew: only the counts since the reset are left, as with sidecars."""
     before = read_one(stored.matrix({5000.0: stored.scrape()}))
     again = stored.scrape({"m": stored.model_stats(arrivals=4, served=4, hits=4, misses={}, cells=[])}, started=5010.0)
@@ -263,7 +263,7 @@ def test_labels_that_are_no_numbers_are_named(stored):
     assert "no numbers" in why(result)
 
 
-def test_pods_are_told_apart_by_the_labels_that_are_named(stored):
+def test_pods_are_distinguished_by_the_labels_that_are_named(stored):
     labels = LabelNames(pod="kubernetes_pod")
     result = stored.matrix({5000.0: stored.scrape()}, kubernetes_pod="a") + stored.matrix(
         {5000.0: stored.scrape(generation=8)}, kubernetes_pod="b"

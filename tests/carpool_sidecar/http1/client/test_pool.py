@@ -343,7 +343,7 @@ async def test_too_large_an_answer(upstream, kit, stream):
         await pool.close()
 
 
-async def test_cancel_closes_the_connection_and_nothing_more_is_told(upstream, pool, kit):
+async def test_cancel_closes_the_connection_and_no_more_events_are_reported(upstream, pool, kit):
     upstream.script = lambda peer, received: None
     receiver = kit.Receiver()
     call = pool.send(GET, b"", receiver)

@@ -317,7 +317,7 @@ async def test_an_empty_chunked_upload(upstream, client):
 
 
 @pytest.mark.pure
-async def test_an_answer_without_room_is_told_as_such(upstream, serve):
+async def test_an_answer_without_room_gets_503_buffers_full(upstream, serve):
     pool = Pool("127.0.0.1", upstream.port, budget=Budget(1000))
     keep(upstream, b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n")
 

@@ -456,7 +456,7 @@ async def test_a_streamed_answer_may_begin_and_end_before_the_request_does(site,
 # Clients that leave
 
 
-async def test_a_client_that_leaves_is_told_of_once(site, kit):
+async def test_a_client_that_leaves_is_reported_once_per_request(site, kit):
     site.app.answers = False
     wire = site.connect()
     wire.feed(GET % 0 + GET % 1)

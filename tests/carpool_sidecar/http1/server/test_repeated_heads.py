@@ -157,7 +157,7 @@ async def test_long_heads_are_not_kept(site):
     assert first.headers is not second.headers
 
 
-async def test_a_whole_request_is_streamed_to_whoever_wants_it_so(site, kit):
+async def test_a_whole_request_is_streamed_to_an_application_that_asks_for_it(site, kit):
     sinks = []
 
     def stream(exchange):
