@@ -2,8 +2,9 @@
 
 Reads the pages that people write (outside code) and the messages of ``cli``, ``sidecar`` and ``operator``: string
 literals with a space, and the docstrings that click shows as help. In the folders of ``NOTES`` it also reads all other
-docstrings and the comments, and in the files of ``OTHERS`` the comments. Prints ``file:line: word: what to write`` and
-exits 1 if it finds one that ``ALLOWED`` does not explain, or an entry of ``ALLOWED`` that nothing needs any more.
+docstrings and the comments, in the files of ``OTHERS`` the comments, and in the folders of ``TESTS`` the names of test
+functions. Prints ``file:line: word: what to write`` and exits 1 if it finds one that ``ALLOWED`` does not explain, or
+an entry of ``ALLOWED`` that nothing needs any more.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ MESSAGES = ("cli", "sidecar", "operator")
 """Folders whose messages are read."""
 NOTES = ("benchmarks", "charts", "cli", "core", "images", "operator", "sidecar", "tests", "tools")
 """Folders whose docstrings and comments are read."""
+TESTS = ("tests",)
+"""Folders whose names of test functions are read."""
 OTHERS = ("Makefile", "charts/**/*.yaml", "examples/**/*.yaml")
 """Files whose comments are read: lines that begin with `#`."""
 
@@ -109,6 +112,13 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
             yield number, _without_code(line)
 
 
+def names(source: str) -> Iterator[tuple[int, str]]:
+    """Names of test functions with the numbers of their lines, underscores as spaces."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield node.lineno, node.name.replace("_", " ")
+
+
 def _silent(tree: ast.Module) -> Iterator[ast.expr]:
     """Yield the expressions that are statements, docstrings among them, without those that click shows."""
     for node in ast.walk(tree):
@@ -145,7 +155,7 @@ def wrong(root: Path, allowed: Iterable[tuple[str, str]] = ALLOWED) -> list[str]
     parts = []
     for read, patterns in ((prose, PAGES), (comments, OTHERS)):
         parts += [(path, read) for path in sorted({path for pattern in patterns for path in root.glob(pattern)})]
-    for read, folders in ((messages, MESSAGES), (notes, NOTES)):
+    for read, folders in ((messages, MESSAGES), (notes, NOTES), (names, TESTS)):
         parts += [(path, read) for folder in folders for path in sorted((root / folder).rglob("*.py"))]
     for path, read in parts:
         name = str(path.relative_to(root))

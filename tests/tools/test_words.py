@@ -65,6 +65,17 @@ def test_notes_are_read_in_their_folders_only(tmp_path):
     assert not [each for each in wrong(tmp_path, ()) if each.startswith("tools")]
 
 
+def test_names_of_test_functions_are_read_in_tests_only(tmp_path):
+    source = "@mark\ndef test_a_row_rides():\n    luck()\n\n\nasync def test_whoever_asks():\n    pass\n"
+    for folder in {*NOTES, *MESSAGES}:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.py").write_text(f"{source}\n\ndef told_twice():\n    pass\n")
+    assert [each.split(": write")[0] for each in wrong(tmp_path, ())] == [
+        "tests/a.py:2: 'rides'",
+        "tests/a.py:6: 'whoever'",
+    ]
+
+
 def test_of_charts_examples_and_the_makefile_comments_are_read(tmp_path):
     (tmp_path / "charts" / "templates").mkdir(parents=True)
     (tmp_path / "charts" / "templates" / "a.yaml").write_text("luck: 1\n  # the luck of it\n# `luck`\n")
