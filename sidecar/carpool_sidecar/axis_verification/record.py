@@ -20,7 +20,7 @@ REFUTED = "axis-refuted"
 MAX_FORMS = 16
 """Most unverified, and most verified, forms at a time: callers can invent forms, a parameter is enough."""
 
-FREE_ROWS = 64
+FREE_ROWS = 128
 """Rows that trials may have before the share below counts."""
 SHARE = 0.01
 """Share of the rows served that trials may have in addition."""

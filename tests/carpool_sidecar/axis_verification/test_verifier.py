@@ -445,9 +445,9 @@ async def test_no_copies_are_sent_where_the_policy_has_none(world, served, load,
 async def test_copies_are_within_the_rows_of_all_trials(world, served, load):
     sidecar, client = await served(LINEAR, parameters=LARGE)
     await verified(world, sidecar, client, load)
-    for _ in range(8):
+    for _ in range(12):
         await copied(world, sidecar, client, load, 16)
-    assert 32 < sum(rows for rows in map(rows_of, world.model.received) if rows > 1) <= FREE_ROWS
+    assert 64 < sum(rows for rows in map(rows_of, world.model.received) if rows > 1) <= FREE_ROWS
 
 
 async def test_extra_calls_are_under_one_percent_of_the_rows(world, served, load):
