@@ -80,7 +80,7 @@ Examples:
 @click.option(
     "--pods",
     type=click.IntRange(1),
-    help="Of a running sidecar: pods that have its load each.  [default: 1]",
+    help="Of a running sidecar: pods that have its load each. What they take gets a row.  [default: 1]",
 )
 @click.option("--max-batch", type=click.IntRange(1, 65536), help="Set by hand so far, for comparison.")
 @click.option("--max-wait", type=DURATION, help="Likewise.  [default: 0s]")
@@ -132,7 +132,7 @@ def command(
     if prometheus is not None:
         found, failed = _past(prometheus, since, selector, slo, by_hand, price, objective, target_utilization)
     elif path is None:
-        read = [_running(each, by_hand, price, pods or 1, key_file, workload) for each in sidecars]
+        read = [_running(each, by_hand, price, pods, key_file, workload) for each in sidecars]
         found, failed = [one for each, _ in read for one in each], [one for _, each in read for one in each]
     else:
         if slo is None:
@@ -205,7 +205,7 @@ def _running(
     address: Address,
     by_hand: Parameters | None,
     price: Price | None,
-    pods: int,
+    pods: int | None,
     key_file: Path | None,
     workload: str | None,
 ) -> tuple[list[Workload], list[str]]:
@@ -229,18 +229,21 @@ def _running(
     return found, failed
 
 
-def of_running(found: Running, by_hand: Parameters | None, price: Price | None, pods: int) -> Workload:
-    """Compare the ways to batch the last load of a sidecar; the present parameters count while that load lasts."""
+def of_running(found: Running, by_hand: Parameters | None, price: Price | None, pods: int | None) -> Workload:
+    """Compare the ways to batch the last load of a sidecar; the present parameters count while that load lasts.
+
+    ``pods``: how many have its load each, and what they take is a way of its own; ``None``: this one.
+    """
     situation = situation_of(found)
     rate = situation.process.rate
-    load = [Stretch(HOUR, rate * pods)]
+    load = [Stretch(HOUR, rate * (pods or 1))]
     beware = list(found.notes)
     if found.stopped:
         beware.append("what is in force now is for no load, and is left out")
     return savings(
         f"{found.name} at {found.address}", situation, found.policy, load,
-        by_hand=by_hand, now=None if found.stopped else found.parameters, retunes=found.retunes, price=price,
-        beware=beware,
+        by_hand=by_hand, now=None if found.stopped else found.parameters, retunes=found.retunes, pods=pods,
+        price=price, beware=beware,
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from carpool_cli.planning.replica import Replica
 
 COUNTED = "as counted"
+AS_IT_RUNS = "the pods that run"
 ZERO_WAIT = "zero wait"
 IN_FORCE = "in force now"
 BEST = "Carpool at best"
@@ -135,13 +136,15 @@ def savings(
     by_hand: Parameters | None = None,
     now: Parameters | None = None,
     retunes: bool = False,
+    pods: int | None = None,
     counted: Counted | None = None,
     price: Price | None = None,
     beware: Sequence[str] = (),
 ) -> Workload:
     """Compare the ways to batch one load; ``now``: in force in a running sidecar, else what the policy chooses.
 
-    ``retunes``: whether ``now`` would follow another load per replica. ``counted``: counts that replace a forecast.
+    ``retunes``: whether ``now`` would follow another load per replica. ``pods``: how many run with ``now``; they get a
+    way of their own. ``counted``: counts that replace a forecast.
     ``beware``: what the forecasts leave out.
 
     Raises ``click.ClickException`` where ``by_hand`` waits for the SLO or longer, or nothing meets the SLO.
@@ -168,6 +171,10 @@ def savings(
     ways.append((BEST, replica.tuned(situation, Aim(), load=rates)))
     zero = _way(ZERO_WAIT, ways[1][1], load, price, None)
     found = [_way(each, table, load, price, zero) for each, table in ways]
+    if now is not None and pods is not None:
+        busy = replica.fixed(situation, now, rates).utilization(_mean(load) / pods)
+        running = Counted(3600 * pods * busy, pods, pods)
+        found.insert(0, _gained(AS_IT_RUNS, now.describe(), 0.0, running, price, zero))
     if counted is not None:
         found.insert(0, _gained(COUNTED, "", 0.0, counted, price, zero))
     asked = [each for each in (by_hand, now) if each is not None and not (each is now and retunes)]

@@ -118,7 +118,9 @@ def test_running_sidecars_bring_their_load_and_what_is_in_force(launched, echo, 
         document = json.loads(carpool("savings", up.admin, up.admin, "--pods", 3, "--json").output)
         one, other = document["workloads"]
         assert one["rate"] == pytest.approx(600, rel=0.25), "three pods"
-        assert [way["name"] for way in one["ways"]][2:] == ["in force now", "Carpool at best"]
+        names = ["the pods that run", "no batching", "zero wait", "in force now", "Carpool at best"]
+        assert [way["name"] for way in one["ways"]] == names
+        assert document["total"][0]["replicas"] == 6
         total = {way["name"]: way["deviceSeconds"] for way in document["total"]}
         for way, same in zip(one["ways"], other["ways"], strict=True):
             assert total[way["name"]] == pytest.approx(way["deviceSeconds"] + same["deviceSeconds"])
@@ -162,7 +164,7 @@ def running_model(model, slo, parameters):
 def test_what_is_in_force_is_not_compared_when_the_load_has_stopped():
     # Without requests a sidecar passes through, which at 400/s would have missed the SLO
     loaded = running_model("m", 0.05, Parameters(pass_through=True))
-    here, stopped = (of_running(each, None, None, 1) for each in (loaded, loaded._replace(since_last=120.0)))
+    here, stopped = (of_running(each, None, None, None) for each in (loaded, loaded._replace(since_last=120.0)))
     assert [way.name for way in here.ways][2:] == ["in force now", "Carpool at best"]
     assert [way.name for way in stopped.ways][2:] == ["Carpool, Balanced", "Carpool at best"]
     assert "what is in force now is for no load, and is left out" in stopped.beware

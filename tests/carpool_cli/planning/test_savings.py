@@ -72,6 +72,21 @@ def test_what_is_in_force_is_what_a_sidecar_runs():
     assert ways(found)["in force now"].setting == weak.describe()
 
 
+@pytest.mark.parametrize("retunes", [False, True])
+def test_pods_that_run_cost_as_many_as_they_are_and_have_their_share_of_the_load_each(retunes):
+    now, load = Parameters(max_batch=16), [Stretch(3600.0, 300.0)]
+    found = savings.savings(
+        "m", situation(CURVE), POLICY, load, now=now, pods=6, retunes=retunes, price=Price(2.0),
+    )  # fmt: skip
+    running, zero = ways(found)["the pods that run"], ways(found)[ZERO_WAIT]
+    assert (running.replicas, running.most_replicas, running.setting) == (6, 6, now.describe())
+    assert running.money == pytest.approx(2.0 * 730 * 6)
+    assert running.replicas_gain == zero.replicas - 6
+    # At 50/s each, hardly two requests share a batch: about 5.5 ms of each request.
+    assert running.device_seconds == pytest.approx(3600 * 300 * 0.0055, rel=0.1)
+    assert running.device_seconds > 1.2 * ways(found)["in force now"].device_seconds
+
+
 LIVE = replace(ServiceTime.measured({1: 0.0055, 4: 0.007}), largest_in_flight=8)
 """As a sidecar measures it at low load: no batch of more than four rows came."""
 
