@@ -6,7 +6,7 @@ from proof.world import Stretch, knowledge
 from tiny_world import SCENARIO, SEED, small  # noqa: F401 - a fixture
 
 from carpool.batching.counters import Sample
-from carpool.learning.arrivals import Gamma
+from carpool.learning.arrivals import Gamma, WindowCounts
 
 COURSE = (Stretch(10.0, 100.0), Stretch(10.0, 300.0, device=2.0), Stretch(10.0, 300.0))
 
@@ -30,12 +30,12 @@ def test_the_true_rate_is_known_at_once_and_its_spread_is_learned():
     assert rates.process is None
     # Ten windows of both replicas in each second of theirs, of 1 and 9 requests in turn.
     for _ in range(18):
-        rates.observe(1.0, 50, 410, 10, 50, replicas=2)
+        rates.observe(1.0, WindowCounts(10, 50, 410), 50, replicas=2)
     assert rates.rate == 50.0
     assert isinstance(rates.process, Gamma)
     assert rates.process.cv > 1.3
-    assert not rates.observe(1.0, 50, 410, 10, 50, replicas=2)
-    assert rates.observe(1.0, 50, 410, 10, 50, replicas=2), "the second stretch begins"
+    assert not rates.observe(1.0, WindowCounts(10, 50, 410), 50, replicas=2)
+    assert rates.observe(1.0, WindowCounts(10, 50, 410), 50, replicas=2), "the second stretch begins"
     assert rates.process.rate == pytest.approx(150.0)
 
 

@@ -175,21 +175,21 @@ def test_searches_of_capacities_take_a_hundredth_of_a_core():
     tuners = Tuners(for_p99(0.05), cpu=lambda: float(next(clock)))  # each search takes a second
     measured = [
         (now, reply.model)
-        for now in range(10, 1600)
+        for now in range(10, 800)
         for reply in tuners.step(served(float(now), models="mn"))
         if isinstance(reply, Measured)
     ]
     # The first search of a model does not wait for the rest of another's. That is owed: the mean stays.
     assert measured[:2] == [(25, "m"), (26, "n")]
-    assert 1600 * SHARE - 1 <= len(measured) <= 1600 * SHARE + 1
+    assert 800 * SHARE <= len(measured) <= 1 + (800 + OVERDRAFT) * SHARE
 
 
 def test_the_capacity_of_a_young_model_is_searched_again_soon_and_of_an_old_one_seldom():
     cpu = itertools.count()
-    found = [at for at, _, _ in searches([served(step / 2) for step in range(1200)], lambda: float(next(cpu)))]
+    found = [at for at, _, _ in searches([served(step / 2) for step in range(240)], lambda: float(next(cpu)))]
     second = max(OLDER * FIRST, FIRST + AGAIN)
     assert found[:4] == [FIRST, second, OLDER * second, math.ceil(2 * OLDER**2 * second) / 2]
-    assert found[-1] - found[-2] > 1 / SHARE
+    assert found[-1] - found[-2] > 2 * AGAIN
 
 
 def searches(steps, cpu=lambda: 0.0):
