@@ -46,7 +46,7 @@ OLDER = 1.5
 """A model observed for so many times as long has more evidence: its first capacity rests on a few large batches."""
 
 OVERDRAFT = 500.0
-"""A changed model is searched even with so many seconds of rest left: 5 s of CPU in advance, and the mean stays.
+"""An outdated capacity is searched even with so many seconds of rest left: 5 s of CPU in advance, and the mean stays.
 
 A device that becomes 1.5 times slower has a new figure within 12 s. The rest of the last search may take 50 s, or 170 s
 with bursts.
@@ -68,7 +68,7 @@ class Tuners:
         self._begun: dict[str, float] = {}
         """When each model was first observed, seconds of the sidecar's clock."""
         self._measured: dict[str, float] = {}
-        """When each capacity was last searched, the same."""
+        """When each capacity was last searched, on that clock; a new model's is searched first after ``FIRST``."""
         self._searched: dict[str, tuple[ServiceTime, float]] = {}
         """The latency model of that search, and the dispersion of the arrivals, at least 1."""
         self._rests_until = -inf
@@ -97,7 +97,7 @@ class Tuners:
     def _measure(self, observations: Observations) -> Iterator[Reply]:
         """Search the capacity of one model: this delays only the next observation.
 
-        Models whose batch latency or bursts changed come first, then those that wait longest.
+        Models whose capacity is outdated come first, then those that wait longest.
         """
         self._begun = {name: self._begun.get(name, observations.models[name].observation.now) for name in self._tuners}
         self._measured = {name: self._measured.get(name, begun + FIRST - AGAIN) for name, begun in self._begun.items()}
@@ -108,10 +108,11 @@ class Tuners:
             name for name, (_, tuner) in self._tuners.items()
             if now - self._measured[name] >= AGAIN and tuner.plan.forecaster is not None
         ]  # fmt: skip
-        changed = [name for name in due if self._is_changed(name, now)] if now >= self._rests_until - OVERDRAFT else []
-        if not due or (not changed and now < self._rests_until):
+        may = now >= self._rests_until - OVERDRAFT
+        outdated = [name for name in due if may and self._is_outdated(name, now)]
+        if not due or (not outdated and now < self._rests_until):
             return
-        name = min(changed or due, key=self._measured.__getitem__)
+        name = min(outdated or due, key=self._measured.__getitem__)
         generation, tuner = self._tuners[name]
         began = self._cpu()
         capacity = tuner.plan.capacity(tuner.parameters, best=self._steered)
@@ -122,7 +123,7 @@ class Tuners:
         if capacity is not None:
             yield Measured(name, capacity, generation)
 
-    def _is_changed(self, name: str, now: float) -> bool:
+    def _is_outdated(self, name: str, now: float) -> bool:
         """Whether more is known since the last search, or batch latency or bursts changed; True before the first."""
         found, searched = _basis(self._tuners[name][1]), self._searched.get(name)
         if found is None or searched is None:

@@ -48,7 +48,7 @@ def counters(stats):
         return {}
     found = {
         ("arrivals",): model.arrivals, ("squared",): model.arrivals_squared, ("windows",): model.windows,
-        ("rows",): model.rows, ("busy",): stats.device_busy,
+        ("rows",): model.rows, ("gaps",): model.gaps_squared, ("busy",): stats.device_busy,
     }  # fmt: skip
     for sample in model.samples():
         for metric, value in zip(history.CELLS, sample[4:], strict=True):
@@ -131,8 +131,12 @@ def test_a_load_that_moves_is_no_burst_and_bursts_are(poisson):
     asked = questions(SINCE)
     (calm,) = pasts(asked, *answered(poisson[2], asked))
     assert calm.situation.process.dispersion < 1.2
-    (bursty,) = pasts(asked, *answered(played(lambda rate: Gamma(rate, 2.0))[2], asked))
-    assert bursty.situation.process.cv == pytest.approx(2.0, rel=0.1)
+    ranges, ends = answered(played(lambda rate: Gamma(rate, 2.0))[2], asked)
+    (bursty,) = pasts(asked, ranges, ends)
+    (older,) = pasts(asked, {**ranges, "gaps": []}, ends)  # of sidecars that don't count gaps
+    assert bursty.situation.process.cv == pytest.approx(2.0, rel=0.02)
+    assert older.situation.process.cv == pytest.approx(2.0, rel=0.1)
+    assert older.situation.process.cv != bursty.situation.process.cv
 
 
 def test_the_slo_is_the_sidecars_own_unless_one_is_named(poisson):
