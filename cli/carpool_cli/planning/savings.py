@@ -172,9 +172,10 @@ def savings(
     zero = _way(ZERO_WAIT, ways[1][1], load, price, None)
     found = [_way(each, table, load, price, zero) for each, table in ways]
     if now is not None and pods is not None:
-        busy = replica.fixed(situation, now, rates).utilization(_mean(load) / pods)
-        running = Counted(3600 * pods * busy, pods, pods)
-        found.insert(0, _gained(AS_IT_RUNS, now.describe(), 0.0, running, price, zero))
+        one, each_has = replica.fixed(situation, now, rates), _mean(load) / pods
+        running = Counted(3600 * pods * one.utilization(each_has), pods, pods)
+        found.insert(0, _gained(AS_IT_RUNS, now.describe(), one.capacity, running, price, zero))
+        beware = [*beware, *_too_few(each_has, one.capacity)]
     if counted is not None:
         found.insert(0, _gained(COUNTED, "", 0.0, counted, price, zero))
     asked = [each for each in (by_hand, now) if each is not None and not (each is now and retunes)]
@@ -186,6 +187,14 @@ def _beyond(situation: Situation) -> Iterator[str]:
     rows = replica.unmeasured_beyond(situation)
     if rows is not None:
         yield f"batches above {rows} rows were not measured: requests/s and replicas count none, and may be better"
+
+
+def _too_few(rate: float, capacity: float) -> Iterator[str]:
+    if rate > capacity:
+        yield (
+            f"the pods that run are too few for the SLO: {rate:,.0f} requests/s each, and one serves {capacity:,.0f} "
+            "within it"
+        )
 
 
 def _unmeasured(situation: Situation, parameters: Parameters) -> str:

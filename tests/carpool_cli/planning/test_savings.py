@@ -85,6 +85,17 @@ def test_pods_that_run_cost_as_many_as_they_are_and_have_their_share_of_the_load
     # At 50/s each, hardly two requests share a batch: about 5.5 ms of each request.
     assert running.device_seconds == pytest.approx(3600 * 300 * 0.0055, rel=0.1)
     assert running.device_seconds > 1.2 * ways(found)["in force now"].device_seconds
+    assert not any("too few" in each for each in found.beware)
+
+
+def test_pods_that_run_and_are_too_few_for_the_slo_are_reported():
+    now, load = Parameters(max_batch=1), [Stretch(3600.0, 900.0)]
+    found = savings.savings("m", situation(CURVE), POLICY, load, now=now, pods=3)
+    serves = ways(found)["the pods that run"].capacity
+    assert serves < 182, "a request takes 5.5 ms by itself"
+    assert f"the pods that run are too few for the SLO: 300 requests/s each, and one serves {serves:.0f} within it" in (
+        found.beware
+    )
 
 
 LIVE = replace(ServiceTime.measured({1: 0.0055, 4: 0.007}), largest_in_flight=8)
