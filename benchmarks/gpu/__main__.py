@@ -2,9 +2,10 @@
 
 `curves`: batch latency of torch. `onnx`: `carpool up --onnx` on CUDA: right answers, what a change of the batch size
 costs, load. `serve`: a torch server alone, and behind a sidecar with zero wait, Balanced and Efficiency. `llm`: an
-engine for language models in overload: without a gate, with the gate, and with fixed caps. Needs torch, onnx, aiohttp
-and onnxruntime-gpu beside Carpool; `llm` also transformers and psutil. `--device cpu` tries the same on a CPU, slowly;
-`llm` has a tiny model there.
+engine for language models in overload: without a gate, with the gate, and with fixed caps. `capacity`: the load which
+the sidecar says that the torch server carries, against what it carries, and what the sidecar costs an idle service.
+Needs torch, onnx, aiohttp and onnxruntime-gpu beside Carpool; `llm` also transformers and psutil. `--device cpu` tries
+the same on a CPU, slowly; `llm` has a tiny model there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ except ImportError as missing:
     raise SystemExit(f"{missing}: pip install torch onnx onnxscript aiohttp nvidia-ml-py '.[cli,gpu]'") from None
 
 from carpool_sidecar.backends import sessions  # noqa: E402
-from gpu import curves, llm, models  # noqa: E402
+from gpu import capacity, curves, llm, models  # noqa: E402
 from gpu.device import Watch  # noqa: E402
 from gpu.process import Process  # noqa: E402
 
@@ -131,6 +132,12 @@ def serve(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def measured_capacity(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure a torch server behind a sidecar with its defaults."""
+    sidecar = carpool(*UP, "--slo-p99", f"{options.slo}s", "--upstream", SERVER)
+    return capacity.capacity(options, bench, sidecar, (SIDECAR, ADMIN, SERVER))
+
+
 def onnx_files(options: argparse.Namespace) -> dict[str, Any]:
     """Measure `carpool up --onnx` on the device."""
     name, found = options.model, {}
@@ -193,6 +200,9 @@ def curves_of(options: argparse.Namespace) -> list[Any]:
     return found
 
 
+PARTS = {"curves": curves_of, "onnx": onnx_files, "serve": serve, "capacity": measured_capacity}
+
+
 def numbers(text: str) -> list[float]:
     """Read numbers."""
     return [float(each) for each in text.split(",")]
@@ -201,13 +211,16 @@ def numbers(text: str) -> list[float]:
 def main() -> None:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(prog="benchmarks/gpu", description=__doc__)
-    parser.add_argument("part", nargs="+", choices=["curves", "onnx", "serve", "llm"])
+    parser.add_argument("part", nargs="+", choices=[*PARTS, "llm"])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--model", choices=sorted(models.MODELS), default="bert-base-128")
     parser.add_argument("--rates", type=numbers, default=[20, 150, 400, 1000])
     parser.add_argument("--seconds", type=float, default=5.0, help="measured at each rate")
     parser.add_argument("--slo", type=float, default=0.05, help="seconds by which an answer is good")
     parser.add_argument("--rounds", type=int, default=100, help="of each batch size")
+    of_capacity = parser.add_argument_group("capacity")
+    of_capacity.add_argument("--idle-seconds", type=float, default=15.0, help="of each turn of the idle service")
+    of_capacity.add_argument("--live-seconds", type=float, default=60.0, help="of each rate, then the capacity is read")
     of_llm = parser.add_argument_group("llm")
     of_llm.add_argument("--llm", choices=sorted(models.LLAMAS), help="default: llama-3.1-8b, on a CPU tiny")
     of_llm.add_argument("--tpot", type=float, default=0.0, help="target, ms; default: 1.5 times a step of 16 requests")
@@ -234,7 +247,7 @@ def main() -> None:
             found[part] = {}
             llm.llm(options, found[part], lambda: options.out.write_text(json.dumps(found, indent=1)))
         else:
-            found[part] = {"curves": curves_of, "onnx": onnx_files, "serve": serve}[part](options)
+            found[part] = PARTS[part](options)
         print(f"{part}: {time.monotonic() - begun:.0f} s", flush=True)
         options.out.write_text(json.dumps(found, indent=1))
 

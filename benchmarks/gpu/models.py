@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VOCABULARY = 30522
-SEQUENCE = 128
 
 
 class Layer(nn.Module):
@@ -36,14 +35,14 @@ class Layer(nn.Module):
 class Bert(nn.Module):
     """BERT's encoder and a classifier of two classes: 12 layers of 768 are BERT-base, 24 of 1024 BERT-large."""
 
-    def __init__(self, layers: int = 12, width: int = 768, heads: int = 12) -> None:
+    def __init__(self, tokens: int, layers: int = 12, width: int = 768, heads: int = 12) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, width), nn.Parameter(torch.randn(1, SEQUENCE, width) * 0.02)
+        self.words, self.places = nn.Embedding(VOCABULARY, width), nn.Parameter(torch.randn(1, tokens, width) * 0.02)
         self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
         self.head = nn.Linear(width, 2)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return logits, batch x 2, of token ids, batch x 128; any integer is an id."""
+        """Return logits, batch x 2, of token ids, batch x tokens; any integer is an id."""
         x = self.words(ids.remainder(VOCABULARY)) + self.places
         for layer in self.layers:
             x = layer(x)
@@ -90,8 +89,9 @@ class ResNet50(nn.Module):
 
 
 MODELS = {
-    "bert-base-128": Bert,
-    "bert-large-128": lambda: Bert(24, 1024, 16),
+    "bert-base-128": lambda: Bert(128),
+    "bert-large-128": lambda: Bert(128, 24, 1024, 16),
+    "bert-large-512": lambda: Bert(512, 24, 1024, 16),
     "resnet50": ResNet50,
 }
 
@@ -128,7 +128,8 @@ def example(name: str, rows: int, device: str) -> torch.Tensor:
     """Return random input."""
     if name == "resnet50":
         return torch.randint(0, 256, (rows, 3, 224, 224), dtype=torch.uint8, device=device)
-    return torch.randint(0, VOCABULARY, (rows, SEQUENCE), device=device)
+    tokens = int(name.rsplit("-", 1)[1])
+    return torch.randint(0, VOCABULARY, (rows, tokens), device=device)
 
 
 def export(name: str, path: Path, device: str) -> None:
