@@ -98,5 +98,5 @@ def explained(share: float) -> str:
     """Return a text on what a share means, and where to look for the reason."""
     why = "carpool_alone_total and carpool_key_fragments_total say why"
     if share <= NONE:
-        return f"hardly any arrival can share a batch: {why}"
-    return f"{share:.0%} of arrivals can share a batch, as with {round(1 / share)} different keys: {why}"
+        return f"hardly any of the last requests could share a batch: {why}"
+    return f"{share:.0%} of the last requests could share a batch: {why}"

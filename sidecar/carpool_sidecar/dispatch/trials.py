@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.batching.requests import Priority, Request, time_of
@@ -63,14 +64,16 @@ class Trials:
         parsed = trial.portions[0].parsed
         entry.waiters += 1
         shadow = Shadow(message, trial.facts, ended)
+        # Until a trial is answered, no other request can be batched: then it goes before them, and an overload, which
+        # only batches may end, refuses none of its kind.
+        permits = trial.kind in {Kind.MIXED, Kind.SAME}
         request = Request(
             key=parsed.key,
             arrived=now,
-            due=now + self._terms.due,
+            due=inf if permits else now + self._terms.due,
             rows=trial.rows,
             deadline=now + self._terms.timeout,
             model=entry.lane,
-            # Before all other requests: until a trial is answered, none of them can be batched.
             priority=Priority.NORMAL if trial.kind is Kind.LIVE else Priority.HIGH,
             size=size_of(message.parts),
             bucket=0 if parsed.fit is None else parsed.fit.bucket,

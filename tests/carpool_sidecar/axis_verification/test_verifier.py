@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import model_functions
@@ -82,6 +83,27 @@ async def test_a_trial_of_a_slow_model_is_small_since_others_wait_behind_it(worl
     await asked(sidecar, client, load)
     await world.until(lambda: state(sidecar)[0] == "verified")
     assert [rows_of(call) for call in world.model.received[-TRIALS:]] == [5, 5]
+
+
+async def test_an_overload_refuses_no_trial_since_only_batches_may_end_it(world, served, load):
+    sidecar, client = await served(LINEAR, parameters={"*": {"maxBatch": 8, "maxInFlight": 2}})
+    await asked(sidecar, client, load, requests=LONE - 1)
+    behave, held = world.model.behave, []
+    world.model.behave = held.append
+    async with asyncio.TaskGroup() as callers:
+        for rows in (1, 5):
+            x = np.ones((rows, 4), np.float32)
+            callers.create_task(load(client, "v1", callers=1, requests=1, draw=lambda rng, rows, x=x: x))
+            await world.until(lambda rows=rows: [rows_of(call) for call in held][-1:] == [rows])
+            # From now on it is known how long rows take, and that late requests delay others: a trial of four rows
+            # behind the second request would be late.
+            times = tuple(0.18 * sidecar.driver.terms.due * rows for rows in range(65))
+            sidecar.batcher.learn("m", Estimate(times, times), sidecar.clock(), shed_slo=True)
+        world.model.behave = behave
+        behave(held[0])
+        await world.until(lambda: state(sidecar)[0] == "verified")
+        behave(held[1])
+    await idle(world, sidecar)
 
 
 async def test_trials_wait_for_a_slot_like_everybody(world, served, load):
