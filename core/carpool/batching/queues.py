@@ -120,7 +120,7 @@ class Queue:
             room = state.first_batches.known_size(next(iter(self)).bucket, min(self.rows, full))
         # All are to be in time with the batch as large as it would be: late ones only delay the others.
         seconds = -inf if times is None else time_of(times, min(self.rows, room))
-        surely = 1.0 if estimate is None or alone else seldom_exceeded(estimate.noise)
+        surely = 1.0 if estimate is None else seldom_exceeded(estimate.noise)
         shed_slo = state.belief.shed_slo
         slices: list[Slice] = []
         dropped: list[Request] = []
@@ -135,7 +135,7 @@ class Queue:
                 seconds = time_of(times, min(left, cap) if splits else left)
             # 1. Late? Where others fill the batch, only requests that will surely be in time have a place in it.
             if not first_row and not request.exempt:
-                factor = surely if self.rows - left >= full else 1.0
+                factor = surely if self.rows - left >= (1 if alone else full) else 1.0
                 end, surely_end = start + seconds - ROUNDING, start + factor * seconds - ROUNDING
                 if end > request.deadline or (shed_slo and request.sheddable and surely_end > request.due):
                     self.remove(request)

@@ -96,7 +96,5 @@ def groups(share: float, most: int = MOST_GROUPS) -> tuple[float, ...]:
 
 def explained(share: float) -> str:
     """Return a text on what a share means, and where to look for the reason."""
-    why = "carpool_alone_total and carpool_key_fragments_total say why"
-    if share <= NONE:
-        return f"hardly any of the last requests could share a batch: {why}"
-    return f"{share:.0%} of the last requests could share a batch: {why}"
+    which = "hardly any" if share <= NONE else f"{share:.0%}"
+    return f"{which} of the last requests could share a batch: see carpool_alone_total, carpool_key_fragments_total"

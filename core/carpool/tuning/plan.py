@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from carpool.forecasting.forecaster import Assessment
-    from carpool.learning.arrivals import Fitted
     from carpool.learning.load import Load
     from carpool.policy.parameters import Parameters
     from carpool.tuning.belief import Belief
@@ -203,7 +202,9 @@ class Plan:
         if self.forecaster is None or process is None:
             return None
         situation = self.forecaster.situation
-        situation = replace(situation, process=_rounded(process), rows=_stepped(situation.rows))
+        # It depends on burstiness, in steps of 2 %, and not on the rate.
+        shape = {name: _stepped(value) for name, value in asdict(process).items() if name != "rate"}
+        situation = replace(situation, process=type(process)(1.0, **shape), rows=_stepped(situation.rows))
         settings = [parameters]
         if best or not self._requirements.held:
             sizes = productive_sizes(situation.service, situation.limits, also=parameters.max_batch)
@@ -234,11 +235,6 @@ class Plan:
         shortest = Duration(self._requirements.limits.min_wait)
         unheld = replace(choice.efficient.parameters, max_wait=shortest, pass_through=False)
         return messages.alternative(self.aim, current, choice.efficient, forecaster.assess(unheld))
-
-
-def _rounded(process: Fitted) -> Fitted:
-    """Return arrivals of the same burstiness, in steps of 2 %, at one a second: a capacity depends on these."""
-    return type(process)(1.0, *(_stepped(value) for name, value in asdict(process).items() if name != "rate"))
 
 
 def _stepped(value: float) -> float:
