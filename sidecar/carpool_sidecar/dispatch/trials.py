@@ -74,7 +74,7 @@ class Trials:
             rows=trial.rows,
             deadline=now + self._terms.timeout,
             model=entry.lane,
-            priority=Priority.NORMAL if trial.kind is Kind.LIVE else Priority.HIGH,
+            priority=Priority.HIGH if permits else Priority.NORMAL,
             size=size_of(message.parts),
             bucket=0 if parsed.fit is None else parsed.fit.bucket,
             mergeable=False,
