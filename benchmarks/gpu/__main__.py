@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--slo", type=float, default=0.05, help="seconds by which an answer is good")
     parser.add_argument("--rounds", type=int, default=100, help="of each batch size")
     of_capacity = parser.add_argument_group("capacity")
-    of_capacity.add_argument("--idle-seconds", type=float, default=15.0, help="of each turn of the idle service")
+    of_capacity.add_argument("--idle-seconds", type=float, default=10.0, help="of each turn of the idle service")
     of_capacity.add_argument("--live-seconds", type=float, default=60.0, help="of each rate, then the capacity is read")
     of_llm = parser.add_argument_group("llm")
     of_llm.add_argument("--llm", choices=sorted(models.LLAMAS), help="default: llama-3.1-8b, on a CPU tiny")

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SHARES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
-"""Of the capacity that was read last: the loads tried, lowest first."""
+"""Of the capacity that was read after the last rate: the loads tried, lowest first."""
 
-HELD = 0.99
-"""Share of requests in time at which a load is within the SLO's p99."""
+FEWEST = 0.5
+"""Share of requests in time below which no higher load is tried."""
 
 IDLE_RATE = 20
 IDLE_ROUNDS = 3
@@ -71,13 +71,13 @@ def capacity(
                 said = read(admin)
                 print(f"  {shown(run)}\n    {said}", flush=True)
                 found["live"].append(run | {"capacity": said})
-            said = found["live"][-1]["capacity"]
-            whole = options.rates[-1] / said["load"] if said.get("load") else 2 * options.rates[-1]
+            (said,) = found["live"][-1]["capacity"].get("models", {"": {}}).values()
+            whole = said.get("capacity") or 2 * options.rates[-1]
             for share in SHARES:
                 run = bench(public, model, share * whole, options.seconds, options.slo)
                 print(f"  {share:.0%} of the capacity, {shown(run)}", flush=True)
                 found["ladder"].append({"share": share} | run | {"capacity": read(admin)})
-                if run.get("goodShare", 0) < HELD / 2:
+                if run.get("goodShare", 0) < FEWEST:
                     break
                 time.sleep(1)
     return found

@@ -37,10 +37,9 @@ class AdmissionControl:
             return Refused.DRAINING
         if request.deadline <= now:
             return Refused.EXPIRED
-        request.exempt = not self._slots.taken
         # 1. Room. Alone in the queue, a request larger than the bounds is still served.
         load = queue.state.load
-        if load.requests:
+        if load.requests and not request.exempt:
             share = EARLY_REFUSAL if request.priority > Priority.NORMAL else 1.0
             bounds = self.bounds
             if (
@@ -54,6 +53,7 @@ class AdmissionControl:
                 return Refused.QUEUE_FULL
         # 2. Time. An idle upstream admits all, and an unknown service time refuses none. A request that would be late
         # even on an idle upstream is not refused for the SLO: nobody could serve it better.
+        request.exempt = request.exempt or not self._slots.taken
         estimate = queue.estimate
         if request.exempt or estimate is None:
             return None
@@ -109,7 +109,7 @@ class AdmissionControl:
             own = time_of(estimate.times, min((queue.rows if free else queue.rows % cap) + request.rows, cap))
         if free:
             return start + own
-        if request.sheddable and not alone and queue.rows >= cap:
+        if request.sheddable and queue.rows >= (1 if alone else cap):
             own *= seldom_exceeded(estimate.noise)  # it is not the one that fills the batch
         return start + self._ahead(queue, request) / servers + own
 

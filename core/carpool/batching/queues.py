@@ -133,7 +133,7 @@ class Queue:
             first_row, left = request.taken, request.rows - request.taken
             if alone and times is not None:
                 seconds = time_of(times, min(left, cap) if splits else left)
-            # 1. Late? Where others fill the batch, only requests that will surely be in time have a place in it.
+            # 1. Late? If others would fill the batch, or go instead, only those that are surely in time have the place.
             if not first_row and not request.exempt:
                 factor = surely if self.rows - left >= (1 if alone else full) else 1.0
                 end, surely_end = start + seconds - ROUNDING, start + factor * seconds - ROUNDING

@@ -74,7 +74,7 @@ class Request:
         self.hold_until = arrived
         """When it stops waiting for others; set on admission, later only moved to an earlier time."""
         self.exempt = False
-        """Whether it arrived at an idle upstream and so is never shed. Set on admission."""
+        """Whether it is never shed: at an idle upstream, set on admission. Set before, no full queue refuses it."""
         self.sheddable = False
         """Whether it could have met its due time alone, so that missing it may shed it. Set when shedding begins, or on
         admission from then on."""

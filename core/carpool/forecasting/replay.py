@@ -156,7 +156,7 @@ class _Player:
                 for each in self.queues
                 if each.requests
             )
-            return least + ahead / rules.concurrency
+            return least * (rules.surely if waiting else 1.0) + ahead / rules.concurrency
         own = max(least, times[min(waiting % cap + rows, cap)]) * (rules.surely if waiting >= cap else 1.0)
         ahead = sum(each.full + each.part for each in self.queues) - queue.part
         return ahead / rules.concurrency + own
@@ -216,7 +216,7 @@ class _Player:
             take = request.left
             if request.due < math.inf and take == request.rows:
                 expected = times[min(take, cap)] if self.passing else lasting
-                if not self.passing and queue.rows - take >= cap - size:
+                if queue.rows - take >= (1 if self.passing else cap - size):
                     expected *= self.rules.surely  # others fill the batch: the place is for those surely in time
                 if start + expected > request.due + ROUNDING:
                     requests.popleft()

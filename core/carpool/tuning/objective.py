@@ -130,14 +130,14 @@ def choose(
     sizes = sizes or productive_sizes(situation.service, situation.limits, also=current.max_batch)
     efficient = most_efficient(forecaster, current, sizes, avoid)
     if mode is PassThroughMode.ALWAYS or situation.share <= batchable_share.NONE:
-        # Nothing is batched, so no request is held: all are forwarded as if there were no sidecar. In an overload some
-        # are refused, which must not be at the server yet. Only one waits there, so that it is never idle.
-        most = flights = situation.limits.max_in_flight
-        if mode is not PassThroughMode.ALWAYS and not efficient.holds_now:
-            flights = min(most, situation.service.executors_for(most) + 1)
-        point = replace(efficient.parameters, max_wait=Duration(0.0), max_in_flight=flights)
-        passes = flights == most and mode is not PassThroughMode.NEVER
-        return Choice(forecaster.assess(replace(point, pass_through=passes)), efficient)
+        # Nothing is batched, so no request is held: all are forwarded as if there were no sidecar. In an overload they
+        # wait here, where they can be refused. Only one waits at the server, so that it is never idle.
+        limits, flights = situation.limits, situation.limits.max_in_flight
+        if mode is not PassThroughMode.ALWAYS and not efficient.holds_now and forecaster.single_load() > 1:
+            flights = max(limits.min_in_flight, min(flights, situation.service.executors_for(flights) + 1))
+        passes = flights == limits.max_in_flight and mode is not PassThroughMode.NEVER
+        point = replace(efficient.parameters, max_wait=Duration(0.0), max_in_flight=flights, pass_through=passes)
+        return Choice(forecaster.assess(point), efficient)
     if aim.is_for_latency and efficient.holds_ahead:
         fast = _fastest(forecaster, aim, efficient, current, mode, sizes, avoid)
         if fast is not None:

@@ -202,7 +202,7 @@ class Plan:
         if self.forecaster is None or process is None:
             return None
         situation = self.forecaster.situation
-        # It depends on burstiness, in steps of 2 %, and not on the rate.
+        # A capacity depends on burstiness, in steps of 2 %, and not on the rate.
         shape = {name: _stepped(value) for name, value in asdict(process).items() if name != "rate"}
         situation = replace(situation, process=type(process)(1.0, **shape), rows=_stepped(situation.rows))
         settings = [parameters]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.batching.requests import Priority, Request, time_of
@@ -64,23 +63,23 @@ class Trials:
         parsed = trial.portions[0].parsed
         entry.waiters += 1
         shadow = Shadow(message, trial.facts, ended)
-        # Until a trial is answered, no other request can be batched: then it goes before them, and an overload, which
-        # only batches may end, refuses none of its kind.
-        permits = trial.kind in {Kind.MIXED, Kind.SAME}
         request = Request(
             key=parsed.key,
             arrived=now,
-            due=inf if permits else now + self._terms.due,
+            due=now + self._terms.due,
             rows=trial.rows,
             deadline=now + self._terms.timeout,
             model=entry.lane,
-            priority=Priority.HIGH if permits else Priority.NORMAL,
+            # Before all other requests: until a trial is answered, none of them can be batched.
+            priority=Priority.NORMAL if trial.kind is Kind.LIVE else Priority.HIGH,
             size=size_of(message.parts),
             bucket=0 if parsed.fit is None else parsed.fit.bucket,
             mergeable=False,
             shadow=True,
             payload=Waiter(shadow, entry, self._batcher.model(entry.lane).counters, trial.facts, parsed, None),
         )
+        # In an overload that only batches can end, it would be refused again and again.
+        request.exempt = trial.kind in {Kind.MIXED, Kind.SAME}
         self._do(self._batcher.arrive(request, now))
 
     def cap(self, entry: Entry) -> int:

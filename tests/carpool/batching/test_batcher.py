@@ -830,6 +830,50 @@ def test_rule_5_each_length_is_held_by_what_its_own_bucket_seldom_exceeds() -> N
     assert to.wake_at() == pytest.approx(0.02 - 0.0055 * 1.1)
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_alone_the_place_is_for_a_request_that_is_surely_in_time_if_another_waits(others: int) -> None:
+    # One request takes 5.5 ms, two standard deviations are half of that.
+    to = batcher()
+    to.learn("m", replace(estimate(), noise=0.25), 0.0, shed_slo=True)
+    to.arrive(request(mergeable=False), 0.0)
+    just_in_time = request(slo=0.0115, mergeable=False)
+    assert to.arrive(just_in_time, 0.0) == []
+    for _ in range(others):
+        assert to.arrive(request(mergeable=False), 0.0) == []
+    (running,) = (each for each in to._slots.all())
+    found = to.complete(running, 0.0055)
+    refused = [each.request for each in found if isinstance(each, Refusal)]
+    assert refused == [just_in_time] * others
+    assert sum(isinstance(each, Batch) for each in found) == 1, "the device is not idle"
+
+
+def test_alone_behind_others_a_request_is_refused_at_once_unless_it_is_surely_in_time() -> None:
+    to = batcher()
+    to.learn("m", replace(estimate(), noise=0.25), 0.0, shed_slo=True)
+    for _ in range(2):
+        to.arrive(request(mergeable=False), 0.0)
+    # Answered after three times 5.5 ms, by the mean.
+    (refusal,) = to.arrive(request(slo=0.019, mergeable=False), 0.0)
+    assert isinstance(refusal, Refusal)
+    assert to.arrive(request(slo=0.0195, mergeable=False), 0.0) == []
+
+
+def test_a_request_that_is_exempt_from_the_start_is_refused_for_no_queue_and_no_due_time() -> None:
+    to = batcher(admission=Admission(max_queued_rows=Quantity(2)))
+    to.learn("m", estimate(), 0.0, shed_slo=True)
+    for _ in range(3):
+        to.arrive(request(mergeable=False), 0.0)
+    for exempt in (False, True):
+        more = request(slo=0.006, mergeable=False, shadow=True, deadline=1.0)
+        more.exempt = exempt
+        assert [type(each) for each in to.arrive(more, 0.0)] == ([] if exempt else [Refusal])
+    for at in (0.0055, 0.011, 0.0165):
+        (running,) = to._slots.all()
+        assert not any(isinstance(each, Refusal) for each in to.complete(running, at))
+    (running,) = to._slots.all()
+    assert running.slices[0][0] is more, "late for the SLO, and sent"
+
+
 @pytest.mark.parametrize(("shed_slo", "refused"), [(True, True), (False, False)])
 def test_rule_7_shed_at_slo_or_deadline(shed_slo: bool, refused: bool) -> None:
     to = batcher(max_batch=1)

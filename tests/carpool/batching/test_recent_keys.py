@@ -305,14 +305,17 @@ def test_a_server_of_eight_instances_is_not_fed_one_by_one_because_little_can_be
 
 @pytest.mark.parametrize("executors", [1, 8])
 def test_in_an_overload_of_what_cannot_be_batched_requests_wait_where_they_can_be_refused(executors):
-    # 1.5 times what the server can serve. With 32 at the server, one of seven answers of a single instance is late.
-    rate = 1.5 * executors / 0.0045
-    times = until(Poisson(rate), 30.0, Random(3))
+    # 1.5 times what the server can serve, then half of it. With 32 at a single instance one of seven answers is late.
+    capacity, rng = executors / 0.0045, Random(3)
+    times = [*until(Poisson(1.5 * capacity), 20.0, rng), *(20 + at for at in until(Poisson(capacity / 2), 20.0, rng))]
     arrivals = [Arrival(time, key=index) for index, time in enumerate(times)]
     device = Device(linear(0.004, 0.0005), executors=executors, cv=0.15)
-    run = tuned(arrivals, device, for_p99(0.05), dispatcher=lambda: Batcher(undecided=32))
-    assert run.decisions[-1].parameters.max_in_flight <= executors + 2, "the server concurrency is an estimate"
-    assert run.outcome.summary(10.0).miss_fraction < 1 / 3 + 0.02
+    outcome, decisions = tuned(arrivals, device, for_p99(0.05), dispatcher=lambda: Batcher(undecided=32))
+    (last,) = (each.parameters for each in decisions if each.at == max(one.at for one in decisions if one.at < 20))
+    assert executors <= last.max_in_flight <= executors + 2, "the server concurrency is an estimate"
+    assert outcome.summary(10.0, 20.0).miss_fraction < 1 / 3 + 0.03
+    assert (decisions[-1].parameters.max_in_flight, decisions[-1].parameters.pass_through) == (32, True)
+    assert outcome.summary(25.0, 40.0).miss_fraction < 0.001
 
 
 def test_counters_of_older_sidecars_mean_that_all_can_be_batched():

@@ -9,7 +9,7 @@ import model_functions
 import numpy as np
 import pytest
 
-from carpool.batching.requests import Estimate, Priority
+from carpool.batching.requests import Estimate
 from carpool_sidecar.axis_verification import verifier as verifier_module
 from carpool_sidecar.axis_verification.check import LONE, TRIALS
 from carpool_sidecar.axis_verification.record import FREE_ROWS
@@ -437,22 +437,6 @@ async def test_a_batch_of_copies_is_measured_and_nobody_waits_for_its_answer(wor
     await asked(sidecar, client, load, requests=3)
     await idle(world, sidecar)
     assert max(map(rows_of, world.model.received[calls + 4 :])) == 1
-
-
-@pytest.mark.pure
-async def test_only_trials_that_permit_batches_go_before_callers(world, served, load, monkeypatch):
-    sidecar, client = await served(LINEAR, parameters=LARGE)
-    arrive, sent = sidecar.batcher.arrive, []
-
-    def arrived(request, now):
-        if request.shadow:
-            sent.append(request.priority)
-        return arrive(request, now)
-
-    monkeypatch.setattr(sidecar.batcher, "arrive", arrived)
-    await verified(world, sidecar, client, load)
-    await copied(world, sidecar, client, load, 16)
-    assert sent == [Priority.HIGH] * TRIALS + [Priority.NORMAL]
 
 
 async def test_copies_that_are_too_large_say_nothing_of_smaller_batches(world, served, load):
