@@ -132,12 +132,6 @@ def serve(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def measured_capacity(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure a torch server behind a sidecar with its defaults."""
-    sidecar = carpool(*UP, "--slo-p99", f"{options.slo}s", "--upstream", SERVER)
-    return capacity.capacity(options, bench, sidecar, (SIDECAR, ADMIN, SERVER))
-
-
 def onnx_files(options: argparse.Namespace) -> dict[str, Any]:
     """Measure `carpool up --onnx` on the device."""
     name, found = options.model, {}
@@ -200,7 +194,7 @@ def curves_of(options: argparse.Namespace) -> list[Any]:
     return found
 
 
-PARTS = {"curves": curves_of, "onnx": onnx_files, "serve": serve, "capacity": measured_capacity}
+PARTS = {"curves": curves_of, "onnx": onnx_files, "serve": serve}
 
 
 def numbers(text: str) -> list[float]:
@@ -211,7 +205,7 @@ def numbers(text: str) -> list[float]:
 def main() -> None:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(prog="benchmarks/gpu", description=__doc__)
-    parser.add_argument("part", nargs="+", choices=[*PARTS, "llm"])
+    parser.add_argument("part", nargs="+", choices=[*PARTS, "capacity", "llm"])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--model", choices=sorted(models.MODELS), default="bert-base-128")
     parser.add_argument("--rates", type=numbers, default=[20, 150, 400, 1000])
@@ -241,15 +235,23 @@ def main() -> None:
         "device": Watch().name or platform.processor(), "torch": torch.__version__, "cuda": torch.version.cuda,
         "cpus": os.cpu_count(), "date": time.strftime("%Y-%m-%d"), "command": sys.argv[1:],
     }  # fmt: skip
+
+    def save() -> None:
+        options.out.write_text(json.dumps(found, indent=1))
+
     for part in options.part:
         begun = time.monotonic()
         if part == "llm":
             found[part] = {}
-            llm.llm(options, found[part], lambda: options.out.write_text(json.dumps(found, indent=1)))
+            llm.llm(options, found[part], save)
+        elif part == "capacity":
+            found[part] = {}
+            sidecar = carpool(*UP, "--slo-p99", f"{options.slo}s", "--upstream", SERVER)
+            capacity.capacity(options, found[part], save, bench, sidecar, (SIDECAR, ADMIN, SERVER))
         else:
             found[part] = PARTS[part](options)
         print(f"{part}: {time.monotonic() - begun:.0f} s", flush=True)
-        options.out.write_text(json.dumps(found, indent=1))
+        save()
 
 
 if __name__ == "__main__":

@@ -47,16 +47,20 @@ def shown(run: dict[str, Any]) -> str:
 
 def capacity(
     options: argparse.Namespace,
+    found: dict[str, Any],
+    save: Callable[[], object],
     bench: Callable[[str, str, float, float, float], dict[str, Any]],
     sidecar: list[str],
     urls: tuple[str, str, str],
-) -> dict[str, Any]:
+) -> None:
     """Read the capacity at each of the rates, then look for the load at which the SLO ends.
 
-    `urls`: of the sidecar, of its admin port, and of the server.
+    `save` is called after each load that was added to `found`. `urls`: of the sidecar, of its admin port, and of the
+    server.
     """
     public, admin, server = urls
-    model, found = options.model, {"idle": [], "live": [], "ladder": []}
+    model = options.model
+    found |= {"idle": [], "live": [], "ladder": []}
     command = [sys.executable, str(Path(__file__).with_name("server.py")), model, "8600", options.device]
     with Process(command, f"{server}/v2/health/ready", options.folder / "server.log"):
         with Process(sidecar, f"{admin}/readyz", options.folder / "up.log"):
@@ -65,19 +69,21 @@ def capacity(
                     run = bench(url, model, IDLE_RATE, options.idle_seconds, options.slo)
                     print(f"  idle, {name}: {shown(run)}", flush=True)
                     found["idle"].append({"path": name} | run)
+                    save()
         with Process(sidecar, f"{admin}/readyz", options.folder / "up.log"):
             for rate in options.rates:
                 run = bench(public, model, rate, options.live_seconds, options.slo)
                 said = read(admin)
                 print(f"  {shown(run)}\n    {said}", flush=True)
                 found["live"].append(run | {"capacity": said})
-            (said,) = found["live"][-1]["capacity"].get("models", {"": {}}).values()
-            whole = said.get("capacity") or 2 * options.rates[-1]
+                save()
+            known = said.get("models", {}).get(model, {})
+            whole = known.get("capacity") or 2 * options.rates[-1]
             for share in SHARES:
                 run = bench(public, model, share * whole, options.seconds, options.slo)
                 print(f"  {share:.0%} of the capacity, {shown(run)}", flush=True)
                 found["ladder"].append({"share": share} | run | {"capacity": read(admin)})
+                save()
                 if run.get("goodShare", 0) < FEWEST:
                     break
                 time.sleep(1)
-    return found

@@ -110,7 +110,7 @@ class AdmissionControl:
         if free:
             return start + own
         if request.sheddable and queue.rows >= (1 if alone else cap):
-            own *= seldom_exceeded(estimate.noise)  # it is not the one that fills the batch
+            own *= seldom_exceeded(estimate.noise)  # those before it fill batches: it takes another's place
         return start + self._ahead(queue, request) / servers + own
 
     def _ahead(self, queue: Queue, request: Request) -> float:
