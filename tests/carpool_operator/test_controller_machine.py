@@ -83,7 +83,7 @@ class Fleet(RuleBasedStateMachine):
         for document in new:
             if document.pods is None and before is not None and not seen and not self.touched:
                 after = document.change.parameters
-                fell = self.fallback.behavior is FallbackBehavior.BASELINE and set(after) == {EVERY}
+                fell = self.fallback.behavior is FallbackBehavior.BASELINE and set(after.values()) == {after[EVERY]}
                 assert after == before.parameters or fell
         self.touched = False
 

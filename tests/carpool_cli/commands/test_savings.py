@@ -109,7 +109,8 @@ def test_a_load_is_needed(carpool, profile):
 
 
 def test_running_sidecars_bring_their_load_and_what_is_in_force(launched, echo, carpool):
-    with launched("--upstream", echo, "--slo-p99", "50ms") as up:
+    # An SLO that three pods meet even as slow as a loaded machine makes them: more would be counted for them otherwise.
+    with launched("--upstream", echo, "--slo-p99", "200ms") as up:
         nobody = carpool("savings", up.admin)
         assert nobody.exit_code == 1
         assert "no request has come" in nobody.output
