@@ -283,7 +283,7 @@ class Bench:
             return self.simulate(point, rate, requests)
         seconds = requests / rate
         slo = float(self.scenario.slo)
-        load = Load(_arrivals(self.scenario, seconds, rate), draws=_draws(self.scenario, 2 * requests) or (1.0,))
+        load = Load(_arrivals(self.scenario, seconds, rate), draws=_draws(self.scenario, 2 * requests))
         if point.shed:
             expected = forecast(load, self.service, point.parameters, slo, shed=True)
             served = 1 - expected.shed_fraction
@@ -336,16 +336,16 @@ def _arrivals(scenario: Scenario, seconds: float, rate: float) -> list[float]:
 
 
 @lru_cache(maxsize=4)
-def _draws(scenario: Scenario, batches: int) -> list[float] | None:
+def _draws(scenario: Scenario, batches: int) -> tuple[float, ...]:
     """Return what the simulator multiplies the service times of its first replica's batches with, in their order."""
     cv = scenario.service().noise
     if not cv:
-        return None
+        return (1.0,)
     rng = Random(f"{SEED} noise 0")
     if scenario.noise is Noise.GAMMA:
-        return [rng.gammavariate(cv**-2, cv**2) for _ in range(batches)]
+        return tuple([rng.gammavariate(cv**-2, cv**2) for _ in range(batches)])
     spread = log(1 + cv**2) ** 0.5
-    return [rng.lognormvariate(-(spread**2) / 2, spread) for _ in range(batches)]
+    return tuple([rng.lognormvariate(-(spread**2) / 2, spread) for _ in range(batches)])
 
 
 # ---------------------------------------------------------------------------------------------------------- search
