@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import tomllib
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
@@ -27,19 +28,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "core" / "carpool"
 SIDECAR = ROOT / "sidecar" / "carpool_sidecar"
 
-MODULES = (
-    "batching.batcher",
-    "batching.bisection",
-    "batching.model_state",
-    "batching.queues",
-    "batching.requests",
-    "forecasting.replay",
-    "forecasting.recursion",
-    "learning.smoothing",
-    "simulation.simulator",
-)
-"""What is worth it. Only modules whose structs nobody hashes, reads or writes: mypyc drops what a class statement says
-beside its bases, such as that a struct is frozen."""
+_HOOK = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["hooks"]["custom"]
+MODULES = tuple(name.removeprefix("carpool.") for name in _HOOK["modules"] if name.startswith("carpool."))
+"""Those of the core that are machine code in a wheel, too (pyproject.toml)."""
 
 FOLDER = CACHE / "compiled"
 
@@ -49,7 +40,7 @@ class NotCompiledError(Exception):
 
 
 def folder() -> Path:
-    """Return what to put first on ``sys.path`` for the package as machine code; make it if there is none (a minute).
+    """Return what to put first on ``sys.path`` for the package as machine code; make it if there is none (minutes).
 
     Raises ``NotCompiledError``.
     """
