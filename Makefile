@@ -28,7 +28,7 @@ demo-llm: $(STAMP) ## Overload a real engine for language models, without the ga
 
 # One worker has the tests on a cluster, which mostly wait; the other uses the cores meanwhile (tests/conftest.py).
 test: $(STAMP) ## Run every test; those on a cluster where its programs are at hand
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --machine-code
 
 test-compiled: $(STAMP) ## Build the wheel with machine code and run the tests of what is compiled against it (minutes)
 	$(BIN)/python -m pytest tests/packaging/check_compiled.py tests/packaging/test_*.py

@@ -13,10 +13,17 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+import compiled
 from minicluster import binaries
 
 CLUSTER = Path(__file__).parent / "cluster"
+BATCHING = Path(__file__).parent / "carpool" / "batching"
+FIRST = "gw0"
+"""Name of the first worker."""
+NOT_COMPILED = pytest.StashKey[str]()
+"""Why there is no machine code, although it was asked for."""
 
 # Before its first async test pytest-asyncio asks for the current loop and, up to Python 3.11, gets a new one that none
 # closes: a warning, so an error, in whichever test the garbage is collected. Once set to None there is none to get.
@@ -37,7 +44,7 @@ settings.load_profile("untimed")
 
 
 class FromBothEnds(LoadFileScheduling):
-    """Give each file to one worker, so that its fixtures are made once; one worker takes files from one end.
+    """Give each file to one worker, so that its fixtures are made once; the first worker takes files from one end.
 
     The tests on a cluster stand at that end, and mostly wait: meanwhile the other workers use the cores. A worker that
     comes to the middle first takes what is left beyond it. (Under pytest 9.2, xdist 3.8 ignores the groups of
@@ -45,7 +52,7 @@ class FromBothEnds(LoadFileScheduling):
     """
 
     def _assign_work_unit(self, node):
-        if node is not self.nodes[0]:
+        if node.gateway.id != FIRST:
             self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
         super()._assign_work_unit(node)
 
@@ -54,8 +61,30 @@ def pytest_xdist_make_scheduler(config, log):
     return FromBothEnds(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--machine-code",
+        action="store_true",
+        help="the core is machine code, as in wheels, which takes half the time; with -n: not in the first worker",
+    )
+
+
+def pytest_configure(config):
+    """Make the core's machine code, or use what the process that started this worker has made."""
+    worker = getattr(config, "workerinput", {}).get("workerid")
+    if config.getoption("machine_code") and worker != FIRST:
+        try:
+            folder = compiled.folder()
+        except compiled.NotCompiledError as error:
+            config.stash[NOT_COMPILED] = str(error).splitlines()[0]
+        else:
+            sys.path.insert(0, str(folder))
+
+
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: not item.path.is_relative_to(CLUSTER))
+    """What is of the sources goes first, then what is on a cluster: the first worker has both."""
+    sources = {item.path for item in items if item.get_closest_marker("pure") or item.path.is_relative_to(BATCHING)}
+    items.sort(key=lambda item: (item.path not in sources, not item.path.is_relative_to(CLUSTER)))
 
 
 @pytest.fixture(scope="session")
@@ -77,8 +106,10 @@ def pytest_sessionfinish(session):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     """Say what was skipped, and why: in a line of dots nobody sees it."""
+    if NOT_COMPILED in config.stash:
+        terminalreporter.line(f"all on the sources, nothing on machine code: {config.stash[NOT_COMPILED]}", yellow=True)
     reasons = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
     if reasons:
         terminalreporter.section("SKIPPED", yellow=True, bold=True)

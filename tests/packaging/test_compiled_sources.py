@@ -21,6 +21,8 @@ from carpool.policy.plain import FrozenCamel, MutableCamel
 ROOT = Path(__file__).parents[2]
 MODULES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["hooks"]["custom"]["modules"]
 
+pytestmark = pytest.mark.pure
+
 
 @pytest.fixture(params=MODULES)
 def module(request):
