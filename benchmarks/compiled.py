@@ -150,7 +150,8 @@ def _digest() -> str:
 
 
 def use(made: str | None) -> None:
-    """Set up a process that is about to play: with the machine code, if any, and deaf to what interrupts its parent."""
+    """Set up a process that is about to play: with machine code or the sources, deaf to what interrupts its parent."""
+    sys.path[:] = [each for each in sys.path if not Path(each).is_relative_to(FOLDER)]  # a new process has its parent's
     if made is not None:
         sys.path.insert(0, made)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -18,7 +17,7 @@ HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
 
 @pytest.mark.skipif(COMPILER is None or not HEADER.exists(), reason="no C compiler, or none for Python, is here")
 def test_machine_code_does_the_same_to_the_last_bit():
-    with process(compiled.use, str(compiled.folder())) as machine, process(use_sources) as sources:
+    with process(str(compiled.folder())) as machine, process(None) as sources:
         assert machine.submit(compiled.is_used).result()
         assert not sources.submit(compiled.is_used).result()
         for each in [
@@ -32,13 +31,8 @@ def test_machine_code_does_the_same_to_the_last_bit():
             assert results[0].result() == results[1].result()
 
 
-def process(initializer, *arguments):
-    return ProcessPoolExecutor(1, get_context("spawn"), initializer, arguments)
-
-
-def use_sources():
-    """What runs this test may have the machine code itself, and a new process gets its path."""
-    sys.path[:] = [each for each in sys.path if not Path(each).is_relative_to(compiled.FOLDER)]
+def process(machine_code):
+    return ProcessPoolExecutor(1, get_context("spawn"), compiled.use, (machine_code,))
 
 
 def test_a_missing_compiler_is_reported_with_the_packages_to_install(tmp_path, monkeypatch):
