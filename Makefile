@@ -26,9 +26,9 @@ demo: $(STAMP) ## Serve real models and a stand-in accelerator, watch it tune it
 demo-llm: $(STAMP) ## Overload a real engine for language models, without the gate and with it (two minutes)
 	$(BIN)/python -m carpool_cli.demo.generative
 
-# One worker has the tests on a cluster, which mostly wait; the others use the cores meanwhile (tests/conftest.py).
+# One worker has the tests on a cluster, which mostly wait; the other uses the cores meanwhile (tests/conftest.py).
 test: $(STAMP) ## Run every test; those on a cluster where its programs are at hand
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --machine-code
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --machine-code
 
 test-compiled: $(STAMP) ## Build the wheel with machine code and run the tests of what is compiled against it (minutes)
 	$(BIN)/python -m pytest tests/packaging/check_compiled.py tests/packaging/test_*.py
