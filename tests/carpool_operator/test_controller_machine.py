@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from carpool.batching.counters import Stats
+from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Fallback, FallbackBehavior, Tuning, TuningMode
 from carpool_operator.controller import Controller
-from carpool_operator.delivery.documents import EVERY
 from carpool_operator.tuning.assignment import assign
 
 RATES = [0, 3, 40, 300, 1500]
@@ -36,6 +36,8 @@ class Fleet(RuleBasedStateMachine):
         self.touched = True
         """Whether the policy or whose the target is changed since the last step."""
         self.generation = 0
+        self.applies = True
+        """Whether the policy's mode allows changes."""
 
     def sees(self):
         """Whether any pod that is ready can be read."""
@@ -83,8 +85,8 @@ class Fleet(RuleBasedStateMachine):
         for document in new:
             if document.pods is None and before is not None and not seen and not self.touched:
                 after = document.change.parameters
-                fell = self.fallback.behavior is FallbackBehavior.BASELINE and set(after.values()) == {after[EVERY]}
-                assert after == before.parameters or fell
+                falls = self.fallback.behavior is FallbackBehavior.BASELINE and self.applies and not world.policy.paused
+                assert after == before.parameters or (falls and set(after.values()) == {Parameters()})
         self.touched = False
 
     @rule(rate=st.sampled_from(RATES), late=st.sampled_from([0.0, 0.0, 0.2]), steps=st.integers(1, 12))
@@ -132,6 +134,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(p99=st.sampled_from([0.02, 0.05, 0.5]), mode=st.sampled_from(TuningMode), paused=st.booleans())
     def policy_is_edited(self, p99, mode, paused):
         self.world.edit(spec(p99, tuning=Tuning(mode=mode), fallback=self.fallback))
+        self.applies = mode is TuningMode.APPLY
         self.world.policy = replace(self.world.policy, paused=paused)
         self.touched = True
 
@@ -144,6 +147,7 @@ class Fleet(RuleBasedStateMachine):
     @rule()
     def policy_is_mended(self):
         self.world.edit(spec(fallback=self.fallback))
+        self.applies = True
         self.touched = True
 
     @rule(created=st.sampled_from([1.0, 2 * EPOCH]))

@@ -261,7 +261,7 @@ class Fallback(Camel, frozen=True):
     failure_threshold: Annotated[int, Meta(ge=1)] = 3
     """Failed observations in a row."""
     behavior: FallbackBehavior = FallbackBehavior.HOLD_LAST
-    """Keep the last parameters, or go back to the baseline."""
+    """Keep the last parameters, or go back to the baseline. Paused, or in a `mode` other than `Apply`, they stay."""
 
 
 class BatchingPolicy(Camel, frozen=True):

@@ -165,7 +165,7 @@ class Steering:
             return [], []
         self._take_back(now, policy, gathered)
         self._forget_replaced(gathered)
-        if self._sees(now, spec, gathered):
+        if self._sees(now, spec, gathered, frozen=policy.tuning.mode is not TuningMode.APPLY):
             self._decide(view, spec, policy, pods, gathered.samples)
         # 3. Documents.
         return self._publish(view, spec, policy, part), self._happenings
@@ -235,9 +235,9 @@ class Steering:
 
     # ------------------------------------------------------------------------------------------------- evidence
 
-    def _sees(self, now: float, spec: PolicySpec, gathered: Gathered) -> bool:
+    def _sees(self, now: float, spec: PolicySpec, gathered: Gathered, *, frozen: bool) -> bool:
         """Return whether there is evidence to decide on, and fall back if there was none for too long."""
-        turn = self.trust.take(now, spec, gathered, self.evidence.newest)
+        turn = self.trust.take(now, spec, gathered, self.evidence.newest, frozen=frozen)
         why = "" if self.trust.blind is None else self.trust.blind.message
         if turn is Turn.RECOVERED:
             self._happened("Recovered", EVERY, "Recovered", "there are measurements again, and tuning continues", None)

@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.exchange.decision import Reason
+from carpool.policy.spec import FallbackBehavior
 
 if TYPE_CHECKING:
     from carpool_operator.api.spec import PolicySpec
@@ -47,8 +48,11 @@ class Trust:
         self._failures = 0
         self._lost = False
 
-    def take(self, now: float, spec: PolicySpec, gathered: Gathered, newest: float) -> Turn:
-        """Check what was gathered; ``newest``: time of the last good reading."""
+    def take(self, now: float, spec: PolicySpec, gathered: Gathered, newest: float, *, frozen: bool = False) -> Turn:
+        """Check what was gathered; ``newest``: time of the last good reading.
+
+        ``frozen``: whether parameters have to stay. A fallback that would change them waits until they need not.
+        """
         if not gathered.expected:
             self.blind = Blind("NoPodsReady", "no pod with a sidecar is ready")
             self.good_at = now  # nothing is expected
@@ -61,6 +65,8 @@ class Trust:
             stale = now - self.good_at > spec.metrics.stale_seconds
             self._failures += gathered.fresh or stale
             if self._lost or not stale or self._failures < spec.fallback.failure_threshold:
+                return Turn.BLIND
+            if frozen and spec.fallback.behavior is FallbackBehavior.BASELINE:
                 return Turn.BLIND
             self._lost = True
             return Turn.LOST

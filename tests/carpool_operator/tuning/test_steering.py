@@ -601,6 +601,26 @@ def test_fallback_to_the_baseline_is_published_once_and_recovers():
     assert world.parameters().max_wait == tuned.max_wait
 
 
+@pytest.mark.parametrize("mode", [TuningMode.APPLY, TuningMode.HOLD, TuningMode.RECOMMEND])
+def test_what_has_to_stay_does_not_fall_back_until_it_may_change_again(mode):
+    baseline = Fallback(behavior=FallbackBehavior.BASELINE)
+    world = World(spec(fallback=baseline), pods=3)
+    world.run(900, 40)
+    tuned = world.parameters()
+    world.edit(spec(tuning=Tuning(mode=mode), fallback=baseline))
+    world.policy = replace(world.policy, paused=mode is TuningMode.APPLY)
+    silence(world)
+    world.run(900, 120, seed=2)
+    assert world.parameters() == tuned != Parameters()
+    assert "FellBack" not in world.reasons()
+    assert world.condition("MetricsAvailable")["reason"] == "MetricsStale"
+    world.edit(spec(fallback=baseline))
+    world.policy = replace(world.policy, paused=False)
+    world.run(900, 10, seed=3)
+    assert world.parameters() == Parameters()
+    assert world.reasons().count("FellBack") == 1
+
+
 def test_half_of_the_pods_suffice_and_a_lost_answer_costs_an_interval():
     world = World(pods=4)
 
