@@ -316,6 +316,7 @@ def test_what_the_documentation_sets_is_accepted(helm):
         ({"operator": {"extraEnv": [{"key": "A"}]}}, "key"),
         ({"injector": {"affinity": {"node": {}}}}, "node"),
         ({"monitoring": {"podMonitor": {"interval": "15"}}}, "monitoring.podMonitor.interval"),
+        ({"monitoring": {"podMonitor": {"metricRelabelings": ["drop"]}}}, "metricRelabelings.0"),
         ({"monitoring": {"alerts": {"enabled": True}}}, "alerts"),
         ({"defaults": {"slo-ttft-p99.Gold": "1s"}}, "slo-ttft-p99.Gold"),
     ],

@@ -14,8 +14,10 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from carpool_cli.planning import history
 from carpool_operator.injector.decide import Settings
 from carpool_operator.reporting.metrics import OF_POLICIES, Metrics
+from carpool_operator.tuning.sources import scrapes
 from carpool_operator.webhook.server import Injector
 from carpool_sidecar.admin.metrics import METRICS, PREFIX
 
@@ -75,6 +77,20 @@ def test_metrics_and_labels_exist(expression):
         assert set(re.findall(r"(\w+)[=!]", matchers)) <= KNOWN[name], f"{name}{{{matchers}}}"
     grouped = set(", ".join(re.findall(r"\b(?:by|on) \((.*?)\)", expression)).split(", ")) - {""}
     assert grouped <= set.union(*(KNOWN[name] for name, _ in used))
+
+
+def test_series_of_batch_times_can_be_dropped_and_nothing_else_goes(helm):
+    page = (CHART.parents[1] / "docs" / "install.md").read_text("utf-8")
+    (values,) = re.findall(r"^<!-- chart values: series.yaml -->\n```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monitors = [each for each in helm.render(yaml.safe_load(values)) if each["kind"] == "PodMonitor"]
+    by_name = {each["metadata"]["name"]: each["spec"]["podMetricsEndpoints"][0] for each in monitors}
+    (rule,) = by_name["carpool-sidecars"]["metricRelabelings"]
+    assert "metricRelabelings" not in by_name["carpool"]
+    assert (rule["action"], rule["sourceLabels"]) == ("drop", ["__name__"])
+    dropped = {name for name in KNOWN if re.fullmatch(rule["regex"], name)}
+    assert dropped == {*history.CELLS} == {*scrapes.CELLS}
+    used = {name for expression in EXPRESSIONS.values() for name in re.findall(r"carpool[_:][\w:]+", expression)}
+    assert not used & dropped
 
 
 @pytest.fixture(scope="module")
