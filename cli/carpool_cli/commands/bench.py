@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-import platform
 import random
 import signal
 import sys
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from carpool.policy.durations import format_seconds
 from carpool_cli.load import servers
 from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_times
-from carpool_cli.load.report import Report, problems, summarize
+from carpool_cli.load.report import Report, problems, summarize, to_json
 from carpool_cli.load.servers import Goal, InputSpec, Protocol, Request
 from carpool_cli.load.tensors import Malformed
 from carpool_cli.options import (
@@ -213,13 +209,14 @@ def command(
         if not recording.due or recording.due[-1] < warm_up:
             raise Stopped("stopped before a measured request was answered: let it run longer, or lower --warm-up")
     report = summarize(recording, slo=slo, warm_up=warm_up, seconds=seconds, connections=connections)
+    document = to_json(report, server=str(server), url=goal.url, sloSeconds=slo)
     if out is not None:
-        out.write_bytes(_document(report, goal, slo))
+        out.write_bytes(document)
     if recording.stopped_at is not None:
         span = format_seconds(round(max(seconds, 0.001), 3))
         click.echo(f"stopped after {span}; requests without an answer yet, left out: {recording.left_out}", err=as_json)
     if as_json:
-        click.echo(_document(report, goal, slo), nl=False)
+        click.echo(document, nl=False)
     else:
         _show(report, slo, goal.url)
         if not goal.known:
@@ -304,21 +301,6 @@ def _run(
             await pool.close()
 
     return uvloop.run(run())
-
-
-def _document(report: Report, goal: Goal, slo: float) -> bytes:
-    """Return the report as JSON, with the settings to repeat it."""
-    context: dict[str, Any] = {
-        "command": sys.argv,
-        "server": str(goal.server),
-        "url": goal.url,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": platform.platform(),
-        "python": platform.python_version(),
-        "carpool": version("carpool-serving"),
-        "sloSeconds": slo,
-    }
-    return msgspec.json.format(msgspec.json.encode({**context, **msgspec.to_builtins(report)}), indent=1) + b"\n"
 
 
 def _show(report: Report, slo: float, url: str) -> None:

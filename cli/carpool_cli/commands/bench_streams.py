@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import platform
 import signal
 import socket
 import sys
-from datetime import UTC, datetime
-from importlib.metadata import version
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +16,7 @@ from carpool.policy.durations import format_seconds
 from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
 from carpool_cli.live.figures import duration, number
 from carpool_cli.load import servers
-from carpool_cli.load.report import problems
+from carpool_cli.load.report import problems, to_json
 from carpool_cli.load.stream_report import summarize
 from carpool_cli.load.streaming import StreamGenerator
 from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, header_fields
@@ -116,7 +113,7 @@ def command(
     # 3. Report
     report = summarize(recording, slo=slo, warm_up=warm_up, seconds=seconds)
     url = f"http://{server.host}:{server.port}{target}"
-    document = _document(report, url, name, slo)
+    document = to_json(report, url=url, model=name, sloTtftSeconds=slo.ttft, sloTpotSeconds=slo.tpot)
     if out is not None:
         out.write_bytes(document)
     if recording.stopped_at is not None:
@@ -182,22 +179,6 @@ def _run(
             loop.remove_signal_handler(signal.SIGINT)
 
     return uvloop.run(run())
-
-
-def _document(report: StreamReport, url: str, model: str, slo: Slo) -> bytes:
-    """Return the report as JSON, with the settings to repeat it."""
-    context: dict[str, Any] = {
-        "command": sys.argv,
-        "url": url,
-        "model": model,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": platform.platform(),
-        "python": platform.python_version(),
-        "carpool": version("carpool-serving"),
-        "sloTtftSeconds": slo.ttft,
-        "sloTpotSeconds": slo.tpot,
-    }
-    return msgspec.json.format(msgspec.json.encode({**context, **msgspec.to_builtins(report)}), indent=1) + b"\n"
 
 
 def _show(report: StreamReport, slo: Slo, url: str) -> None:

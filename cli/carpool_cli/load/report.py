@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import platform
+import sys
 from collections import Counter
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import Struct
 
 from carpool_cli.load.loadgen import FAILURES, MAX_COMPLAINTS
@@ -222,3 +227,20 @@ def _ok(status: int) -> bool:
 
 def _name(status: int) -> str:
     return str(status) if status > 0 else FAILURES[-1 - status]
+
+
+def to_json(report: Struct, **settings: object) -> bytes:
+    """Return a report as JSON, after when, where and how it was made: what is needed to make it again."""
+    try:
+        installed = version("carpool-serving")
+    except PackageNotFoundError:  # run from a checkout: the load has been sent, so its results are kept all the same
+        installed = "unknown"
+    made = {
+        "command": sys.argv,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        "carpool": installed,
+    }
+    fields = {**made, **settings, **msgspec.to_builtins(report)}
+    return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"

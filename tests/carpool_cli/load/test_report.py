@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
 
 import pytest
 
 from carpool_cli.load.loadgen import FAILURES, MAX_COMPLAINTS, Recording
-from carpool_cli.load.report import by_status, nearest_rank, percentiles, problems, summarize
+from carpool_cli.load.report import by_status, nearest_rank, percentiles, problems, summarize, to_json
 from carpool_sidecar.tuning.stalls import Stall
 
 
@@ -108,3 +110,12 @@ def test_the_generator_is_named_when_it_was_the_bottleneck():
 
 def test_seconds_without_requests_are_windows_too():
     assert [window.requests for window in report(recording([0.01, 0.01], gap=2.5), seconds=3.0).windows] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["installed", "checkout"])
+def test_a_report_is_written_with_what_repeats_it_even_from_a_checkout(installed, monkeypatch, tmp_path):
+    if not installed:
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])  # no metadata of any package there
+    written = json.loads(to_json(report(recording([0.01] * 10)), url="http://127.0.0.1:9"))
+    assert (written["url"], written["requests"], written["command"]) == ("http://127.0.0.1:9", 10, sys.argv)
+    assert (written["carpool"] == "unknown") is not installed
