@@ -34,16 +34,15 @@ from proof import oracle
 from proof.scenario import Diurnal, Trace, load_all
 from proof.world import Stretch, devices, estimate, knowledge, requests
 
-from carpool.batching.batcher import Batcher
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import TARGET_UTILIZATION, BatchingPolicy, Objective
 from carpool.simulation.simulator import Arrival, Device, Simulation, linear
 from carpool.tuning.objective import PASSING_IN_FLIGHT
-from carpool.tuning.tuner import INTERVAL, Tuner
+from carpool.tuning.tuner import INTERVAL
 from carpool_cli.planning import assumptions
-from carpool_cli.planning.twin import Pilot, flips
+from carpool_cli.planning.twin import Sidecars, flips
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from carpool.batching.requests import Estimate
     from carpool.exchange.decision import Decision
     from carpool.simulation.outcome import Outcome
+    from carpool.simulation.simulator import Dispatcher
 
 TARGET = TARGET_UTILIZATION / 100
 LOADS = (0.05, 0.25, 0.5, 0.8)
@@ -252,19 +252,13 @@ class Course:
         known: Estimate | None = None,
         arrivals: Sequence[float | tuple[float, ...]] | None = None,
         *,
-        begins: bool = False,
+        dispatcher: Callable[[], Dispatcher] | None = None,
     ) -> Simulation:
         """Make a simulation of the whole course, or of other arrivals.
 
-        ``known``: the batch latencies that the Batcher expects. ``begins``: start as a sidecar does, before the first
-        decision on parameters.
+        ``known``: the batch latencies that the Batcher expects. ``dispatcher``: as the Simulation's.
         """
         world = self.world
-
-        def first() -> Batcher:
-            most = world.policy.limits().max_in_flight
-            return Batcher(parameters, admission=world.policy.admission, undecided=most)
-
         return Simulation(
             self.arrivals if arrivals is None else arrivals,
             list(world.device),
@@ -276,14 +270,14 @@ class Course:
             replicas=len(world.device),
             seed=3,
             seconds=self.seconds if arrivals is None else 0.0,
-            dispatcher=first if begins else None,
+            dispatcher=dispatcher,
         )
 
-    def tuned(self) -> tuple[Served, Pilot]:
+    def tuned(self) -> tuple[Served, Sidecars]:
         """Let Carpool tune it."""
-        pilot = Pilot(Tuner(self.world.policy), replicas=len(self.world.device))
-        simulation = self.simulation(pilot.tuner.parameters, begins=True).every(INTERVAL, pilot.observe)
-        return self._served(simulation.run()), pilot
+        sidecars = Sidecars(self.world.policy, replicas=len(self.world.device))
+        simulation = self.simulation(sidecars.tuner.parameters, dispatcher=sidecars.dispatcher)
+        return self._served(simulation.every(INTERVAL, sidecars.observe).run()), sidecars
 
     def fixed(self, parameters: Parameters) -> Served:
         """Serve it with a setting that stays; nobody is shed."""
@@ -364,7 +358,7 @@ def cell(name: str, load: float) -> Cell:
     world = worlds()[name]
     course = Course(world, load)
     limits, executors = world.policy.limits(), world.device[0].executors
-    ours, pilot = course.tuned()
+    ours, sidecars = course.tuned()
     zero = course.fixed(limits.clamp(Parameters(limits.max_batch, Duration(0.0), executors)))
     through = Parameters(limits.max_batch, Duration(0.0), max(executors, PASSING_IN_FLIGHT), pass_through=True)
     single = course.fixed(through) if zero.utilization <= TARGET else None
@@ -372,13 +366,13 @@ def cell(name: str, load: float) -> Cell:
     return Cell(
         name,
         load,
-        pilot.tuner.parameters.describe(),
+        sidecars.tuner.parameters.describe(),
         *ours[4:],
         ours.mean,
         ours.p50,
         ours.p99,
         ours.misses,
-        (flips_at_one_load if world.changing or world.drifting else flips)(pilot.decisions, course.start),
+        (flips_at_one_load if world.changing or world.drifting else flips)(sidecars.decisions, course.start),
         zero.utilization,
         zero.p50,
         zero.p99,

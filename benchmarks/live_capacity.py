@@ -21,9 +21,7 @@ from autoscaling import HERE, searched, situation_of
 from evidence import commit, today
 from msgspec.structs import replace
 
-from carpool.batching.batcher import Batcher
 from carpool.batching.counters import Stats
-from carpool.batching.requests import Finish, Refusal, Request
 from carpool.exchange.decision import Observation
 from carpool.learning.arrivals import first
 from carpool.policy.durations import Duration
@@ -32,13 +30,11 @@ from carpool.simulation.outcome import Setting
 from carpool.simulation.simulator import Simulation
 from carpool.tuning.tuner import INTERVAL, Tuner
 from carpool_cli.planning import assumptions
-from carpool_sidecar.axis_verification.check import TRIAL_ROWS, TRIALS
-from carpool_sidecar.axis_verification.record import FREE_ROWS, SHARE
+from carpool_cli.planning.sidecar_batcher import SidecarBatcher
 from carpool_sidecar.tuning.messages import Decided, Measured, Observations, Observed
 from carpool_sidecar.tuning.tuner_process import Tuners
 
 if TYPE_CHECKING:
-    from carpool.batching.requests import Action, Batch, Fault
     from carpool.forecasting.capacity import Capacity
     from carpool.forecasting.forecaster import Situation
     from carpool.policy.spec import BatchingPolicy
@@ -55,48 +51,6 @@ LOADS, SEEDS = (0.3, 0.5, 0.8), (1, 2)
 SECONDS = 60.0
 SECONDS_POISSON, SECONDS_BURSTY = 0.5, 1.7
 """CPU time assumed for a search: the next one waits for a hundred times as long."""
-
-
-class Copying(Batcher):
-    """A Batcher whose driver sends batches of copies now and then, as the sidecar does."""
-
-    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - the Batcher's
-        super().__init__(**options)
-        self.wanted = 0
-        """Rows of the batch of copies to send next; 0: none."""
-        self._copied, self._served = TRIALS * TRIAL_ROWS, 0  # batches were verified before
-
-    def arrive(self, request: Request, now: float) -> list[Action]:
-        """Let a batch of copies follow a request, if there is room for it."""
-        found = super().arrive(request, now)
-        rows, self.wanted = self.wanted, 0
-        if rows and self._copied + rows <= FREE_ROWS + SHARE * self._served:
-            self._copied += rows
-            copies = Request(
-                key=0, arrived=now, due=request.due, deadline=now + 10.0, rows=rows, mergeable=False, shadow=True
-            )
-            found = [*found, *super().arrive(copies, now)]
-        return self._callers(found)
-
-    def poll(self, now: float) -> list[Action]:
-        """Do what time alone makes due."""
-        return self._callers(super().poll(now))
-
-    def complete(self, batch: Batch, now: float, *, fault: Fault | None = None, stalled: bool = False) -> list[Action]:
-        """Take a batch's outcome."""
-        return self._callers(super().complete(batch, now, fault=fault, stalled=stalled))
-
-    def _callers(self, actions: list[Action]) -> list[Action]:
-        """Leave out what is about copies: nobody waits for them."""
-        found: list[Action] = []
-        for action in actions:
-            if isinstance(action, Finish):
-                answered = [each for each in action.requests if not each.shadow]
-                self._served += sum(each.rows for each in answered)
-                found.append(replace(action, requests=answered))
-            elif not (isinstance(action, Refusal) and action.request.shadow):
-                found.append(action)
-        return found
 
 
 def live(
@@ -116,8 +70,8 @@ def live(
     parameters, decided, before = begun, False, Stats(at=0.0)
     reported: Capacity | None = None
 
-    def batcher() -> Copying:
-        batchers.append(Copying(parameters=begun, undecided=undecided))
+    def batcher() -> SidecarBatcher:
+        batchers.append(SidecarBatcher(begun, undecided=undecided))
         return batchers[-1]
 
     def observe(now: float, stats: list[Stats]) -> list[Setting] | None:

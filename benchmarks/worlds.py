@@ -170,9 +170,11 @@ def climb(task: tuple[str, str, int]) -> Row:
     world = WORLDS[name]
     times = [world.times(max(rows, 1)) for rows in range(MOST + 1)]
     curve = ServiceTime.measured(dict(enumerate(times[1:], 1)), noise=world.noise, executors=world.concurrency)
+    admission = Admission(max_queued_rows=100_000)
     knowledge = Knowledge(
-        slo=world.slo, limits=for_p99(world.slo).limits(), service=curve, executors=world.concurrency, replicas=1
-    )
+        slo=world.slo, limits=for_p99(world.slo).limits(), service=curve, executors=world.concurrency, replicas=1,
+        admission=admission,
+    )  # fmt: skip
     contender = CONTENDERS[contender_name].maker(knowledge, Random(f"{name} {seed} contender"))
     start = contender.start()
     own = contender.dispatcher()
@@ -184,7 +186,7 @@ def climb(task: tuple[str, str, int]) -> Row:
         estimate=start.estimate,
         shed_slo=start.shed_slo,
         dispatcher=(lambda: own) if own is not None else None,
-        admission=Admission(max_queued_rows=100_000),
+        admission=admission,
         seconds=SECONDS * len(LOADS),
         seed=seed,
     )

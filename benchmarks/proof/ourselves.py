@@ -1,4 +1,4 @@
-"""Carpool as a contender: the tuner, which knows nothing but the policy."""
+"""Carpool as a contender: sidecars with their tuner, which know nothing but the policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.spec import SLO, BatchingPolicy, Bounds, IntRange, Latency, Objective
 from carpool.simulation.outcome import Setting
 from carpool.tuning.tuner import INTERVAL, Tuner
-from carpool_cli.planning.twin import Pilot
+from carpool_cli.planning.twin import Sidecars
 from proof.world import Rival
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from carpool.exchange.decision import Decision
     from carpool.learning.latency_model import LatencyLearner
     from carpool.learning.load import Load
+    from carpool_cli.planning.sidecar_batcher import SidecarBatcher
     from proof.world import Knowledge
 
 
@@ -31,25 +32,26 @@ class Carpool:
             slo=SLO(latency=Latency(p99=Duration(known.slo))),
             objective=Objective.EFFICIENCY,
             bounds=Bounds(max_in_flight=IntRange(max=known.limits.max_in_flight)),
+            admission=known.admission,
         )
-        self._pilot = Pilot(Tuner(policy, load=load, learner=learner), replicas=known.replicas)
+        self._sidecars = Sidecars(policy, Tuner(policy, load=load, learner=learner), replicas=known.replicas)
 
     @property
     def decisions(self) -> list[Decision]:
         """Every decision so far."""
-        return self._pilot.decisions
+        return self._sidecars.decisions
 
     def start(self) -> Setting:
         """Begin like a sidecar with a p99: from the default parameters, without measurements."""
-        return Setting(self._pilot.tuner.parameters)
+        return Setting(self._sidecars.tuner.parameters)
 
     def observe(self, now: float, stats: list[Stats]) -> list[Setting] | None:
         """Give the tuner the counters, and apply its decision."""
-        return self._pilot.observe(now, stats)
+        return self._sidecars.observe(now, stats)
 
-    def dispatcher(self) -> None:
-        """Leave the dispatching to the Batcher."""
-        return
+    def dispatcher(self) -> SidecarBatcher:
+        """Return one replica's Batcher, with what a sidecar does around it."""
+        return self._sidecars.dispatcher()
 
 
 def _maker(known: Knowledge, rng: Random) -> Carpool:  # noqa: ARG001 - the tuner leaves nothing to chance

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from carpool.learning import arrivals
+from carpool.policy.spec import Admission
 from carpool.simulation.simulator import Device, Dispatcher, Simulation
 from carpool_cli.planning import assumptions
 from proof import scenario as suite
@@ -41,6 +42,8 @@ class Knowledge(NamedTuple):
     replicas: int
     buckets: Mapping[int, ServiceTime] = {}
     """The same of each length bucket by itself, where lengths differ."""
+    admission: Admission = Admission()
+    """What may wait, and how long."""
 
 
 class Contender(Protocol):
@@ -102,6 +105,7 @@ def knowledge(scenario: Scenario) -> Knowledge:
         executors=scenario.executors,
         replicas=scenario.replicas,
         buckets={bucket: scenario.service(bucket) for bucket in scenario.lengths.buckets} if scenario.lengths else {},
+        admission=scenario.policy.admission,
     )
 
 

@@ -144,7 +144,7 @@ def test_every_contender_meets_the_same_arrivals():
     assert play(POISSON, still, course, 7).outcome.latencies == one.latencies
 
 
-def test_carpool_is_the_tuner_as_the_twin_runs_it():
+def test_carpool_is_the_sidecar_as_simulate_tune_plays_it():
     course = (Stretch(40.0, 500.0),)
     mine = play(POISSON, CARPOOL.maker, course, 3)
     twin = tuned(
@@ -153,6 +153,7 @@ def test_carpool_is_the_tuner_as_the_twin_runs_it():
         for_p99(0.05, Objective.EFFICIENCY),
         seconds=40.0,
         seed=3,
+        as_sidecars=True,
     )
     assert mine.contender.decisions == twin.decisions
     assert mine.outcome.latencies == twin.outcome.latencies

@@ -109,7 +109,15 @@ class Twin:
         return _figures(name, last, outcome.summary(), decisions)
 
     def _run(self, policy: BatchingPolicy, start: Parameters) -> Tuned:
-        return tuned(self._arrivals, self._device, policy, parameters=start, seconds=self._seconds, seed=self._seed)
+        return tuned(
+            self._arrivals,
+            self._device,
+            policy,
+            parameters=start,
+            seconds=self._seconds,
+            seed=self._seed,
+            as_sidecars=True,
+        )
 
 
 def distinct(named: Iterable[tuple[str, Parameters]]) -> list[tuple[str, Parameters]]:

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.batching.counters import Stats, combine
 from carpool.exchange.decision import Decision, Observation
+from carpool.policy.spec import TuningMode, VerificationMode
 from carpool.simulation.outcome import Outcome, Setting
 from carpool.simulation.simulator import Device, Dispatcher, Simulation
 from carpool.tuning.tuner import INTERVAL, Tuner
+from carpool_cli.planning.sidecar_batcher import SidecarBatcher
+from carpool_sidecar.config.settings import EVERY_MODEL, SidecarConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -49,6 +52,43 @@ class Pilot:
         return [Setting(decision.parameters, decision.estimate, decision.shed_slo, self._decided)]
 
 
+class Sidecars(Pilot):
+    """What a policy starts: a tuner, and sidecars that begin with first calls and measure sizes with copies.
+
+    ``dispatcher`` makes each replica's Batcher. ``tuner``: another than the policy's own.
+    """
+
+    def __init__(
+        self, policy: BatchingPolicy, tuner: Tuner | None = None, *, interval: float = INTERVAL, replicas: int = 1
+    ) -> None:
+        super().__init__(tuner or Tuner(policy), interval=interval, replicas=replicas)
+        self._policy = policy
+        config = SidecarConfig(policy=policy)
+        # Parameters that somebody chose are in force from the start.
+        begins = policy.limits().clamp(self.tuner.parameters) == config.parameters_of(EVERY_MODEL)
+        self._undecided = config.undecided if begins else 0
+        self._measures = (
+            policy.tuning.mode is TuningMode.APPLY
+            and policy.idempotent
+            and policy.verification.mode is not VerificationMode.NEVER
+        )
+        self._batchers: list[SidecarBatcher] = []
+
+    def dispatcher(self) -> SidecarBatcher:
+        """Return the Batcher of one more replica."""
+        policy, parameters = self._policy, self.tuner.parameters
+        self._batchers.append(SidecarBatcher(parameters, undecided=self._undecided, admission=policy.admission))
+        return self._batchers[-1]
+
+    def observe(self, now: float, stats: list[Stats]) -> list[Setting] | None:
+        """Do as a ``Pilot``, and have the size measured that the tuner names."""
+        settings = super().observe(now, stats)
+        wanted = self.tuner.plan.to_measure() if self._measures else None
+        for batcher in self._batchers:
+            batcher.wanted = wanted or 0
+        return settings
+
+
 class Tuned(NamedTuple):
     """The results of the load, and every decision on the way."""
 
@@ -67,14 +107,20 @@ def tuned(
     replicas: int = 1,
     seed: int = 0,
     dispatcher: Callable[[], Dispatcher] | None = None,
+    as_sidecars: bool = False,
 ) -> Tuned:
     """Play a load on a device with a tuner that knows only the policy.
 
     ``parameters`` to start from (default: the policy's baseline); observations go on for ``seconds``, at least until
     the last arrival. ``replicas`` have a device each, and one tuner that sees them as one.
-    ``dispatcher``: as the Simulation's.
+    ``dispatcher``: as the Simulation's. ``as_sidecars``: as ``Sidecars``, not the tuner alone.
     """
-    pilot = Pilot(Tuner(policy, parameters=parameters), interval=interval, replicas=replicas)
+    tuner = Tuner(policy, parameters=parameters)
+    pilot = (
+        Sidecars(policy, tuner, interval=interval, replicas=replicas)
+        if as_sidecars
+        else Pilot(tuner, interval=interval, replicas=replicas)
+    )
     simulation = Simulation(
         arrivals,
         device,
@@ -84,7 +130,7 @@ def tuned(
         replicas=replicas,
         seconds=seconds,
         seed=seed,
-        dispatcher=dispatcher,
+        dispatcher=pilot.dispatcher if isinstance(pilot, Sidecars) else dispatcher,
     )
     return Tuned(simulation.every(interval, pilot.observe).run(), pilot.decisions)
 

@@ -1,0 +1,87 @@
+"""A Batcher as a sidecar drives it by default: it begins with first calls, and batches of copies measure sizes.
+
+Both are the sidecar's, and not in the tuner: without them, virtual time would show a sidecar that nobody runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from carpool.batching.batcher import Batcher
+from carpool.batching.requests import Failure, Finish, Refusal, Request
+from carpool_sidecar.axis_verification.check import TRIAL_ROWS, TRIALS
+from carpool_sidecar.axis_verification.record import FREE_ROWS, SHARE
+
+if TYPE_CHECKING:
+    from carpool.batching.requests import Action, Batch, Estimate, Fault
+    from carpool.policy.parameters import Parameters
+    from carpool.policy.spec import Admission
+
+PATIENCE = 10.0
+"""Seconds for which copies may wait: nobody waits for them."""
+
+
+class SidecarBatcher:
+    """The Batcher of one replica, as a ``Dispatcher`` of the simulator. Not a subclass: the Batcher may be compiled."""
+
+    def __init__(self, parameters: Parameters, *, undecided: int, admission: Admission | None = None) -> None:
+        """Begin with first calls, ``undecided`` at once at most (0: none), then with ``parameters``."""
+        self._batcher = batcher = Batcher(parameters, admission=admission, undecided=undecided)
+        self.wanted = 0
+        """Rows of the batch of copies to send next; 0: none."""
+        self._copied, self._served = TRIALS * TRIAL_ROWS, 0  # batches were verified before
+        self.model, self.stats, self.wake_at = batcher.model, batcher.stats, batcher.wake_at
+
+    def arrive(self, request: Request, now: float) -> list[Action]:
+        """Admit a request or refuse it; let a batch of copies follow, if one is wanted and there is room for it."""
+        found = self._batcher.arrive(request, now)
+        rows, self.wanted = self.wanted, 0
+        if rows and self._copied + rows <= FREE_ROWS + SHARE * self._served:
+            self._copied += rows
+            copies = Request(
+                key=request.key, arrived=now, due=request.due, deadline=now + PATIENCE, rows=rows, mergeable=False,
+                shadow=True, tokens=request.tokens // request.rows * rows, bucket=request.bucket, model=request.model,
+            )  # fmt: skip
+            found = [*found, *self._batcher.arrive(copies, now)]
+        return self._of_callers(found)
+
+    def poll(self, now: float) -> list[Action]:
+        """Do what time alone makes due."""
+        return self._of_callers(self._batcher.poll(now))
+
+    def complete(self, batch: Batch, now: float, *, fault: Fault | None = None, stalled: bool = False) -> list[Action]:
+        """Take a batch's outcome."""
+        return self._of_callers(self._batcher.complete(batch, now, fault=fault, stalled=stalled))
+
+    def cancel(self, request: Request, now: float) -> list[Action]:
+        """Forget a request whose caller has left."""
+        return self._of_callers(self._batcher.cancel(request, now))
+
+    def configure(self, parameters: Parameters, now: float) -> list[Action]:
+        """Replace the parameters."""
+        return self._of_callers(self._batcher.configure(parameters, now))
+
+    def learn(self, model: str, estimate: Estimate | None, now: float, *, shed_slo: bool = False) -> list[Action]:
+        """Plan with an estimate of the service time."""
+        return self._of_callers(self._batcher.learn(model, estimate, now, shed_slo=shed_slo))
+
+    def _of_callers(self, actions: list[Action]) -> list[Action]:
+        """Leave out what is about copies, but for their batches."""
+        found: list[Action] = []
+        for action in actions:
+            match action:
+                case Finish() | Failure():
+                    answered = [each for each in action.requests if not each.shadow]
+                    if isinstance(action, Finish):
+                        self._served += sum(each.rows for each in answered)
+                    if len(answered) == len(action.requests):
+                        found.append(action)
+                    elif answered:
+                        found.append(replace(action, requests=answered))
+                case Refusal(request=request) if request.shadow:
+                    pass
+                case _:
+                    found.append(action)
+        return found

@@ -1,0 +1,109 @@
+"""Simulated sidecars do what a sidecar does by default: first calls, and batches of copies that nobody waits for."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from carpool.learning.arrivals import Poisson, until
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import Tuning, TuningMode, Verification, VerificationMode, for_p99
+from carpool.simulation.outcome import End
+from carpool.simulation.simulator import Device, Simulation, linear
+from carpool.tuning.tuner import INTERVAL, Tuner
+from carpool_cli.planning.sidecar_batcher import SidecarBatcher
+from carpool_cli.planning.twin import Sidecars, tuned
+from carpool_sidecar.axis_verification.record import FREE_ROWS, SHARE
+
+POLICY = for_p99(0.1)
+DEVICE = Device(linear(0.010, 0.001), cv=0.05)
+
+
+def times(rate, seconds=30.0):
+    return until(Poisson(rate), seconds, Random(1))
+
+
+def recording(device=DEVICE):
+    """A device, and the kinds of batches that it computes: rows, and length bucket."""
+    kinds = set()
+
+    def seconds(rows, bucket):
+        kinds.add((rows, bucket))
+        return device.times(rows, bucket)
+
+    return replace(device, times=seconds), kinds
+
+
+def played(policy=POLICY, device=DEVICE, *, rate=20, **how):
+    """The summary, and the largest batch computed."""
+    device, kinds = recording(device)
+    outcome = tuned(times(rate), device, policy, seconds=30.0, **how).outcome
+    return outcome.summary(), max(rows for rows, _ in kinds)
+
+
+def test_a_server_with_workers_is_not_called_one_by_one_at_first():
+    device = Device(linear(0.0, 0.040), executors=8)
+    alone, _ = played(device=device, rate=100)
+    begun, _ = played(device=device, rate=100, as_sidecars=True)
+    assert begun.miss_fraction < 0.02
+    assert alone.miss_fraction > 0.1
+
+
+def test_copies_measure_sizes_that_the_load_does_not_fill_and_answer_nobody():
+    alone, largest_alone = played()
+    summary, largest = played(as_sidecars=True)
+    assert largest_alone <= 8 < largest
+    assert alone.rows == alone.arrivals == summary.arrivals
+    assert summary.ends == {End.HIT: summary.arrivals}
+    assert 0 < summary.rows - summary.arrivals <= FREE_ROWS + SHARE * summary.arrivals
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        replace(POLICY, tuning=Tuning(mode=TuningMode.HOLD)),
+        replace(POLICY, tuning=Tuning(mode=TuningMode.RECOMMEND)),
+        replace(POLICY, idempotent=False),
+        replace(POLICY, verification=Verification(mode=VerificationMode.NEVER)),
+    ],
+    ids=["Hold", "Recommend", "not idempotent", "not verified"],
+)
+def test_no_copies_where_a_sidecar_sends_none(policy):
+    summary, _ = played(policy, as_sidecars=True)
+    assert summary.rows == summary.arrivals
+
+
+@pytest.mark.parametrize(
+    ("parameters", "first_calls"),
+    [(None, True), (Parameters(), True), (Parameters(max_batch=4, max_in_flight=2), False)],
+    ids=["nothing said", "the baseline", "chosen"],
+)
+def test_chosen_parameters_are_in_force_from_the_start(parameters, first_calls):
+    batcher = Sidecars(POLICY, Tuner(POLICY, parameters=parameters)).dispatcher()
+    assert (batcher.model("").first_calls is not None) == first_calls
+
+
+def test_copies_that_the_server_refuses_fail_no_caller():
+    summary, largest = played(device=replace(DEVICE, largest=4), as_sidecars=True)
+    assert summary.rows > summary.arrivals
+    assert largest > 4
+    assert summary.ends == {End.HIT: summary.arrivals}
+
+
+def test_copies_have_the_length_of_the_request_that_they_copy():
+    sidecars, (device, kinds) = Sidecars(POLICY), recording()
+    arrivals = [(time, 1, 128) for time in times(20)]
+    simulation = Simulation(arrivals, device, slo=0.1, dispatcher=sidecars.dispatcher, seconds=30.0)
+    simulation.every(INTERVAL, sidecars.observe).run()
+    assert max(kinds) > (8, 0)
+    assert {bucket for _, bucket in kinds} == {128}
+
+
+def test_more_copies_than_there_is_room_for_are_not_sent():
+    batcher = SidecarBatcher(Parameters(max_batch=256), undecided=0)
+    batcher.wanted = FREE_ROWS + 1
+    device, kinds = recording()
+    Simulation(times(50, 5.0), device, slo=0.1, dispatcher=lambda: batcher, seconds=5.0).run()
+    assert max(kinds) < (FREE_ROWS, 0)
