@@ -15,7 +15,7 @@ from carpool.policy.durations import Duration
 from carpool.tuning import messages
 from carpool.tuning.candidates import known_flights, productive_sizes
 from carpool.tuning.exploration import to_measure
-from carpool.tuning.moves import is_gain
+from carpool.tuning.moves import is_gain, is_worth
 from carpool.tuning.objective import Aim, Choice, choose
 
 if TYPE_CHECKING:
@@ -153,7 +153,10 @@ class Plan:
         is_sure = guards.margin.factor == 1
         # While the device has room, saving its time is not needed.
         if not choice.is_fast and (is_sure or not choice.efficient.holds_now):
-            exploration.look(forecaster, choice.efficient, forecaster.assess(parameters), moving=moving, now=now)
+            best, current = choice.efficient, forecaster.assess(parameters)
+            if not best.holds_now and not is_worth(best, current):
+                best = current  # it stays in force, so it is what an exploration has to gain on
+            exploration.look(forecaster, best, current, moving=moving, now=now)
 
     def _situation(self, belief: Belief, guards: Guards) -> Situation | None:
         requirements = self._requirements

@@ -443,6 +443,16 @@ def test_the_capacity_behind_a_cliff_is_found(seed):
     assert decisions[-1].parameters.max_batch > 12
 
 
+@pytest.mark.parametrize("objective", [Objective.EFFICIENCY, Objective.BALANCED])
+def test_beyond_the_capacity_a_size_is_explored_though_it_is_the_best_choice_already(objective):
+    # Where first batches are slow, first calls show one and two rows only. Four may take twice as long as two, so they are
+    # no sure gain. By the last digit they were the choice; nothing gained on the choice, and 54 % were refused for good.
+    device = Device(times=lambda rows, _: max(0.013, 0.0009 * rows), cv=0.02, cold=30)
+    arrivals = until(Poisson(500), 25.0, Random(1))
+    outcome, _ = tuned(arrivals, device, for_p99(0.15, objective), seconds=25.0, as_sidecars=True)
+    assert outcome.summary(10.0).miss_fraction < 0.05
+
+
 def test_where_rows_get_dearer_for_good_it_comes_to_rest():
     # 12 % more per row with every doubling: sizes are explored once each, if at all, and never again.
     device = Device(times=lambda rows, _: 0.003 * rows**1.16, cv=0.05)
