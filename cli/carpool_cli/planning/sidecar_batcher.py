@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from carpool.batching.batcher import Batcher
 from carpool.batching.requests import Failure, Finish, Refusal, Request
+from carpool.tuning.exploration import TAKES
 from carpool_sidecar.axis_verification.check import TRIAL_ROWS, TRIALS
 from carpool_sidecar.axis_verification.record import FREE_ROWS, SHARE
 
@@ -38,7 +39,8 @@ class SidecarBatcher:
         """Admit a request or refuse it; let a batch of copies follow, if one is wanted and there is room for it."""
         found = self._batcher.arrive(request, now)
         rows, self.wanted = self.wanted, 0
-        if rows and self._copied + rows <= FREE_ROWS + SHARE * self._served:
+        has_room = self._copied + rows <= FREE_ROWS + SHARE * self._served
+        if rows and has_room and self._seconds_of(request, rows) <= TAKES * (request.due - request.arrived):
             self._copied += rows
             copies = Request(
                 key=request.key, arrived=now, due=request.due, deadline=now + PATIENCE, rows=rows, mergeable=False,
@@ -66,6 +68,9 @@ class SidecarBatcher:
     def learn(self, model: str, estimate: Estimate | None, now: float, *, shed_slo: bool = False) -> list[Action]:
         """Plan with an estimate of the service time."""
         return self._of_callers(self._batcher.learn(model, estimate, now, shed_slo=shed_slo))
+
+    def _seconds_of(self, request: Request, rows: int) -> float:
+        return self._batcher.model(request.model).seconds_of(request.bucket, rows)
 
     def _of_callers(self, actions: list[Action]) -> list[Action]:
         """Leave out what is about copies, but for their batches."""

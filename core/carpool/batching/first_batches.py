@@ -18,7 +18,7 @@ SLOW = 3.0
 class FirstBatches:
     """The batch sizes of one model that were served before."""
 
-    __slots__ = ("_judged", "_slow", "seen")
+    __slots__ = ("_excess", "_judged", "_slow", "seen")
 
     def __init__(self) -> None:
         self.forget()
@@ -30,7 +30,9 @@ class FirstBatches:
         self._judged = 0
         """First batches whose time was forecast ..."""
         self._slow = 0
-        """... and those of them that were ``SLOW``."""
+        """... and those of them that were ``SLOW``, ..."""
+        self._excess = 0.0
+        """... and by how many seconds, added up."""
 
     def sent(self, batch: Batch) -> None:
         """Mark a batch as cold if it is the first of its size."""
@@ -48,13 +50,20 @@ class FirstBatches:
         finish = batch.finish if batch.finish < inf else batch.dispatched + time_of(estimate.times, batch.rows)
         slow = now - finish > (SLOW - 1) * time_of(estimate.upper, batch.rows)
         self._judged += 1
-        self._slow += slow
-        return now - finish if slow else 0.0
+        if not slow:
+            return 0.0
+        self._slow += 1
+        self._excess += now - finish
+        return now - finish
 
     @property
     def slow(self) -> bool:
         """Whether first batches of a size are slow more often than not."""
         return self._slow > 1 and 2 * self._slow > self._judged
+
+    def excess(self, bucket: int, rows: int) -> float:
+        """Return by how many seconds a batch is expected to exceed the time of its size, as the first of it."""
+        return self._excess / self._slow if self.slow and (bucket, rows) not in self.seen else 0.0
 
     def known_size(self, bucket: int, rows: int) -> int:
         """Return the largest size up to ``rows`` that was served before or is in the series 1, 2, 3, 4, 6, 8, 12, ...

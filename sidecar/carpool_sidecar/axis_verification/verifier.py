@@ -52,6 +52,9 @@ class Courier(Protocol):
     def quick(self, entry: Entry) -> int:
         """Return the rows of a trial that delays other requests only shortly."""
 
+    def delays(self, entry: Entry, parsed: Parsed[Any], rows: int) -> bool:
+        """Whether a batch of copies of a request would delay others for too long."""
+
     def served(self, entry: Entry) -> int:
         """Return the rows that a model has served."""
 
@@ -235,7 +238,7 @@ class Verifier:
         record = entry.record
         if rows is None or not self._policy.idempotent or record.disagreed or rows > self._courier.cap(entry):
             return False
-        if record.refused is not None and rows >= record.refused:
+        if (record.refused is not None and rows >= record.refused) or self._courier.delays(entry, portion.parsed, rows):
             return False
         trial = check.copies(portion, piece, facts, self._clock(), rows=rows, room=self._room(entry))
         if trial is None:

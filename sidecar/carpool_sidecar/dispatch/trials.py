@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from carpool.batching.requests import Priority, Request, time_of
+from carpool.tuning.exploration import TAKES
 from carpool_sidecar.axis_verification.check import LEAST_ROWS, TRIAL_ROWS, Kind
 from carpool_sidecar.dispatch.waiters import Shadow, Waiter
 from carpool_sidecar.http1.messages import size_of
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.dispatch.answers import UpstreamAnswer
     from carpool_sidecar.dispatch.terms import Terms
     from carpool_sidecar.models import Entry, ModelTable
-    from carpool_sidecar.protocols.common import Message
+    from carpool_sidecar.protocols.common import Message, Parsed
     from carpool_sidecar.protocols.limits import Limits
 
 
@@ -93,6 +94,11 @@ class Trials:
         while estimate is not None and rows > LEAST_ROWS and time_of(estimate.times, rows) > self._terms.due / 2:
             rows -= 1
         return rows
+
+    def delays(self, entry: Entry, parsed: Parsed[Any], rows: int) -> bool:
+        """Whether a batch with the rows of a request repeated would take too much of the SLO from other requests."""
+        bucket = 0 if parsed.fit is None else parsed.fit.bucket
+        return self._batcher.model(entry.lane).seconds_of(bucket, rows) > TAKES * self._terms.due
 
     def served(self, entry: Entry) -> int:
         """Return the number of rows that a model has served."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -45,6 +46,20 @@ def test_a_size_that_is_slow_the_first_time_is_distinguished_from_one_that_is_no
     assert of.first_batches.slow
     of.forget()
     assert not of.first_batches.slow
+
+
+def test_a_first_batch_is_expected_to_be_as_slow_as_the_others_were() -> None:
+    of = state()
+    assert of.seconds_of(0, 16) == inf, "nothing was measured"
+    of.belief.estimate = estimate(0.01, 0.001)
+    first(of, 5, took=0.1)
+    assert of.seconds_of(0, 16) == pytest.approx(0.026), "one may be chance"
+    first(of, 7, took=0.2)
+    assert of.seconds_of(0, 16) == pytest.approx(0.026 + (0.09 + 0.19) / 2)
+    assert of.seconds_of(0, 7) == pytest.approx(0.017), "it was served before"
+    assert of.seconds_of(64, 7) > 0.1, "but not of that length"
+    of.first_batches.forget()
+    assert of.seconds_of(0, 16) == pytest.approx(0.026)
 
 
 def test_where_first_batches_are_slow_only_few_sizes_are_used() -> None:

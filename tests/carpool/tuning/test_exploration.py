@@ -445,8 +445,8 @@ def test_the_capacity_behind_a_cliff_is_found(seed):
 
 @pytest.mark.parametrize("objective", [Objective.EFFICIENCY, Objective.BALANCED])
 def test_beyond_the_capacity_a_size_is_explored_though_it_is_the_best_choice_already(objective):
-    # Where first batches are slow, first calls show one and two rows only. Four may take twice as long as two, so they are
-    # no sure gain. By the last digit they were the choice; nothing gained on the choice, and 54 % were refused for good.
+    # Where first batches are slow, first calls show one and two rows only. Four may take twice as long as two: no sure
+    # gain. By the last digit they were the choice; nothing gained on the choice, and 54 % were refused for good.
     device = Device(times=lambda rows, _: max(0.013, 0.0009 * rows), cv=0.02, cold=30)
     arrivals = until(Poisson(500), 25.0, Random(1))
     outcome, _ = tuned(arrivals, device, for_p99(0.15, objective), seconds=25.0, as_sidecars=True)

@@ -101,9 +101,19 @@ def test_copies_have_the_length_of_the_request_that_they_copy():
     assert {bucket for _, bucket in kinds} == {128}
 
 
-def test_more_copies_than_there_is_room_for_are_not_sent():
-    batcher = SidecarBatcher(Parameters(max_batch=256), undecided=0)
-    batcher.wanted = FREE_ROWS + 1
+@pytest.mark.parametrize(("rows", "sent"), [(FREE_ROWS, False), (40, True), (60, False)], ids=["room", "yes", "time"])
+def test_copies_are_sent_within_their_rows_and_two_thirds_of_the_slo(rows, sent):
+    batcher = SidecarBatcher(Parameters(), undecided=0)
     device, kinds = recording()
-    Simulation(times(50, 5.0), device, slo=0.1, dispatcher=lambda: batcher, seconds=5.0).run()
-    assert max(kinds) < (FREE_ROWS, 0)
+    simulation = Simulation(times(20, 5.0), device, slo=0.1, dispatcher=lambda: batcher, estimate=DEVICE.estimate())
+    batcher.wanted = rows
+    simulation.run()
+    assert ((rows, 0) in kinds) == sent
+
+
+def test_few_copies_where_the_first_batch_of_a_size_is_slow():
+    quick, _ = played(as_sidecars=True)
+    slow, largest = played(device=replace(DEVICE, cold=10), as_sidecars=True)
+    assert quick.rows - quick.arrivals > 60
+    assert slow.rows - slow.arrivals < 20, "the first ones show that"
+    assert largest <= 8

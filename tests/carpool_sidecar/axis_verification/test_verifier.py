@@ -411,6 +411,8 @@ async def test_stats_metrics_and_log_say_what_is_known(world, served, load, ask_
 
 async def copied(world, sidecar, client, load, rows):
     """Wish for a batch of copies, and send a request that it can be made of."""
+    times = (0.01 * sidecar.driver.terms.due,) * 65
+    sidecar.batcher.learn("m", Estimate(times, times), sidecar.clock())
     pace = check_of(sidecar).pace
     pace.look_at = pace.try_at = 0.0  # however soon after the last one
     sidecar.driver.verifier.measure("m", rows)
@@ -437,6 +439,21 @@ async def test_a_batch_of_copies_is_measured_and_nobody_waits_for_its_answer(wor
     await asked(sidecar, client, load, requests=3)
     await idle(world, sidecar)
     assert max(map(rows_of, world.model.received[calls + 4 :])) == 1
+
+
+async def test_no_copies_that_would_delay_others_by_most_of_the_slo(world, served, load):
+    sidecar, client = await served(LINEAR, parameters=LARGE)
+    await verified(world, sidecar, client, load)
+    calls = len(world.model.received)
+    times = tuple(0.04 * sidecar.driver.terms.due * rows for rows in range(65))
+    for rows, sent in ((17, 1), (16, 2)):
+        sidecar.batcher.learn("m", Estimate(times, times), sidecar.clock())
+        sidecar.driver.verifier.measure("m", rows)
+        pace = check_of(sidecar).pace
+        pace.look_at = pace.try_at = 0.0
+        await asked(sidecar, client, load, requests=1)
+        await idle(world, sidecar)
+        assert len(world.model.received) == (calls := calls + sent)
 
 
 async def test_copies_that_are_too_large_say_nothing_of_smaller_batches(world, served, load):
