@@ -56,6 +56,9 @@ SAVED = 300.0
 TAKES = 2 / 3
 """Share of the SLO that the latency of a batch of copies may use."""
 
+DEARER = 1.5
+"""Times the cost per row of the cheapest size up to which a size may matter for the capacity."""
+
 RISE = 1.25
 """Factor on the load of the last search for candidates that starts another: a higher load fills other batches."""
 
@@ -289,9 +292,11 @@ def to_measure(service: ServiceTime, limits: Limits, target: float) -> int | Non
         return service.upper(above) / best_case.time(size), size
 
     sizes = productive_sizes(service, limits, also=1, least=least)
-    unknown = set(sizes).difference(service.measured_sizes(batches_needed(service)))
-    able = (size for size in unknown if service.time(size) <= TAKES * target and service.upper(size) <= target)
-    return max(able, key=doubt, default=None)
+    able = [size for size in sizes if service.time(size) <= TAKES * target and service.upper(size) <= target]
+    cheap = DEARER * min((service.per_row(size) for size in able), default=0.0)
+    known = service.measured_sizes(batches_needed(service))
+    matter = (size for size in able if size not in known and least(size) <= cheap * size)
+    return max(matter, key=doubt, default=None)
 
 
 def batches_needed(service: ServiceTime) -> float:
