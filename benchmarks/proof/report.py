@@ -414,6 +414,11 @@ def _method(proof: Proof) -> list[str]:
         ),
         *_filled("- **Timelines** are each scenario's own: two minutes from knowing nothing, then a change."),
         *_filled(
+            "- **Carpool** is what a sidecar runs by default: [first calls](decisions/0052-first-calls.md), then the "
+            "tuner, and [batches of copies](decisions/0044-batches-of-copies.md) beside the requests, whose device "
+            "time counts. Other rules, and the oracle, use the device for requests only."
+        ),
+        *_filled(
             "- **Equal conditions**: the same requests at the same times, and the same noise for the device's "
             "k-th batch."
         ),
