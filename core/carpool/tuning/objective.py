@@ -153,7 +153,8 @@ def rank(one: Assessment) -> tuple[float, ...]:
         return (0, one.device_time)
     lost_ahead = round(one.lost_ahead * FINE)
     if one.holds_now:
-        return (1, round(one.misses * FINE), lost_ahead, one.device_time)
+        # Without headroom, of settings that lose as much, the one with the shorter wait: the load fills its batches.
+        return (1, round(one.misses * FINE), lost_ahead, one.parameters.max_wait, one.device_time)
     # If no request is answered in time, small batches, as many at once as can be computed, show soonest
     # whether any can be.
     point = one.parameters
@@ -165,8 +166,10 @@ def is_better(one: Assessment, other: Assessment, share: float) -> bool:
     mine, theirs = rank(one), rank(other)
     if mine[0] != theirs[0]:
         return mine[0] < theirs[0]
-    least = FINE / 4 if mine[0] else 0.0
-    for left, right in zip(mine[1:], theirs[1:], strict=True):
+    for place, (left, right) in enumerate(zip(mine[1:], theirs[1:], strict=True)):
+        # The first two are counts of misses, and a difference of a few is none.
+        is_count = mine[0] == 2 or (mine[0] == 1 and place < 2)
+        least = FINE / 4 if is_count else 0.0
         if left < right - share * max(right, least):
             return True
         if left > right:
