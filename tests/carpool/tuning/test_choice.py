@@ -87,6 +87,19 @@ def test_where_one_figure_is_hardly_better_the_next_one_decides():
     assert not is_better(one, other, 0.02)
 
 
+def test_without_headroom_the_shorter_of_two_waits_is_better_that_lose_as_much():
+    forecaster = Forecaster(situation(1350.0))
+    held, unheld = forecaster.assess(parameters(64, 0.02)), forecaster.assess(parameters(64))
+    for one in (held, unheld):
+        one.__dict__.update(glance=Glance(0.0, 0.0007, 0.02, 0.9), lost_ahead=0.1, device_time=0.0007)
+    held.__dict__.update(device_time=0.0006)
+    assert is_better(unheld, held, 0.02)
+    assert not is_better(held, unheld, 0.02)
+    # A wait that loses less is worth it all the same.
+    held.__dict__.update(lost_ahead=0.05)
+    assert is_better(held, unheld, 0.02)
+
+
 def test_in_overload_the_most_goodput_is_chosen():
     chosen = best(3000.0)
     assert not chosen.holds_now
