@@ -5,9 +5,8 @@ Both are the sidecar's, and not in the tuner: without them, virtual time would s
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
 
 from carpool.batching.batcher import Batcher
 from carpool.batching.requests import Failure, Finish, Refusal, Request
@@ -16,12 +15,11 @@ from carpool_sidecar.axis_verification.check import TRIAL_ROWS, TRIALS
 from carpool_sidecar.axis_verification.record import FREE_ROWS, SHARE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from carpool.batching.requests import Action, Batch, Estimate, Fault
     from carpool.policy.parameters import Parameters
     from carpool.policy.spec import Admission
-
-PATIENCE = 10.0
-"""Seconds for which copies may wait: nobody waits for them."""
 
 
 class SidecarBatcher:
@@ -30,20 +28,22 @@ class SidecarBatcher:
     def __init__(self, parameters: Parameters, *, undecided: int, admission: Admission | None = None) -> None:
         """Begin with first calls, ``undecided`` at once at most (0: none), then with ``parameters``."""
         self._batcher = batcher = Batcher(parameters, admission=admission, undecided=undecided)
-        self.wanted = 0
-        """Rows of the batch of copies to send next; 0: none."""
-        self._copied, self._served = TRIALS * TRIAL_ROWS, 0  # batches were verified before
+        self.wanted: Sequence[int] = ()
+        """Rows of batches of copies that the tuner wants, of which one is sent."""
+        self._copied = TRIALS * TRIAL_ROWS  # batches were verified before
+        self._refused = inf
+        """Rows of the smallest batch of copies that failed."""
         self.model, self.stats, self.wake_at = batcher.model, batcher.stats, batcher.wake_at
 
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Admit a request or refuse it; let a batch of copies follow, if one is wanted and there is room for it."""
         found = self._batcher.arrive(request, now)
-        rows, self.wanted = self.wanted, 0
-        has_room = self._copied + rows <= FREE_ROWS + SHARE * self._served
-        if rows and has_room and self._seconds_of(request, rows) <= TAKES * (request.due - request.arrived):
-            self._copied += rows
+        rows = next((each for each in self.wanted if each < self._refused and not self._delays(request, each)), 0)
+        served = self._batcher.model(request.model).limits.served_rows
+        if rows and self._copied + rows <= FREE_ROWS + SHARE * served:
+            self._copied, self.wanted = self._copied + rows, ()
             copies = Request(
-                key=request.key, arrived=now, due=request.due, deadline=now + PATIENCE, rows=rows, mergeable=False,
+                key=request.key, arrived=now, due=request.due, deadline=request.deadline, rows=rows, mergeable=False,
                 shadow=True, tokens=request.tokens // request.rows * rows, bucket=request.bucket, model=request.model,
             )  # fmt: skip
             found = [*found, *self._batcher.arrive(copies, now)]
@@ -69,23 +69,19 @@ class SidecarBatcher:
         """Plan with an estimate of the service time."""
         return self._of_callers(self._batcher.learn(model, estimate, now, shed_slo=shed_slo))
 
-    def _seconds_of(self, request: Request, rows: int) -> float:
-        return self._batcher.model(request.model).seconds_of(request.bucket, rows)
+    def _delays(self, request: Request, rows: int) -> bool:
+        """Whether a batch of copies would take too much of the SLO from requests that come meanwhile."""
+        seconds = self._batcher.model(request.model).seconds_of(request.bucket, rows)
+        return seconds > TAKES * (request.due - request.arrived)
 
     def _of_callers(self, actions: list[Action]) -> list[Action]:
-        """Leave out what is about copies, but for their batches."""
+        """Leave out what is about copies, which have a batch of their own, but for that batch."""
         found: list[Action] = []
         for action in actions:
             match action:
-                case Finish() | Failure():
-                    answered = [each for each in action.requests if not each.shadow]
-                    if isinstance(action, Finish):
-                        self._served += sum(each.rows for each in answered)
-                    if len(answered) == len(action.requests):
-                        found.append(action)
-                    elif answered:
-                        found.append(replace(action, requests=answered))
-                case Refusal(request=request) if request.shadow:
+                case Failure(requests=[Request(shadow=True, rows=rows)]):
+                    self._refused = min(rows, self._refused)
+                case Finish(requests=[Request(shadow=True)]) | Refusal(request=Request(shadow=True)):
                     pass
                 case _:
                     found.append(action)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from carpool.batching.counters import Stats, combine
 from carpool.exchange.decision import Decision, Observation
+from carpool.policy.parameters import Parameters
 from carpool.policy.spec import TuningMode, VerificationMode
 from carpool.simulation.outcome import Outcome, Setting
 from carpool.simulation.simulator import Device, Dispatcher, Simulation
@@ -16,7 +19,6 @@ from carpool_sidecar.config.settings import EVERY_MODEL, SidecarConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from carpool.policy.parameters import Parameters
     from carpool.policy.spec import BatchingPolicy
 
 
@@ -63,7 +65,9 @@ class Sidecars(Pilot):
     ) -> None:
         super().__init__(tuner or Tuner(policy), interval=interval, replicas=replicas)
         self._policy = policy
-        config = SidecarConfig(policy=policy)
+        # The default baseline inside narrow bounds is nobody's choice.
+        is_default = policy.baseline == policy.limits().clamp(Parameters())
+        config = SidecarConfig(policy=replace(policy, baseline=Parameters()) if is_default else policy)
         # Parameters that somebody chose are in force from the start.
         begins = policy.limits().clamp(self.tuner.parameters) == config.parameters_of(EVERY_MODEL)
         self._undecided = config.undecided if begins else 0
@@ -83,9 +87,9 @@ class Sidecars(Pilot):
     def observe(self, now: float, stats: list[Stats]) -> list[Setting] | None:
         """Do as a ``Pilot``, and have the size measured that the tuner names."""
         settings = super().observe(now, stats)
-        wanted = self.tuner.plan.to_measure() if self._measures else None
+        wanted = self.tuner.plan.to_measure() if self._measures else ()
         for batcher in self._batchers:
-            batcher.wanted = wanted or 0
+            batcher.wanted = wanted
         return settings
 
 
@@ -113,7 +117,7 @@ def tuned(
 
     ``parameters`` to start from (default: the policy's baseline); observations go on for ``seconds``, at least until
     the last arrival. ``replicas`` have a device each, and one tuner that sees them as one.
-    ``dispatcher``: as the Simulation's. ``as_sidecars``: as ``Sidecars``, not the tuner alone.
+    ``dispatcher``: as the Simulation's. ``as_sidecars``: with that of ``Sidecars``, not the tuner alone.
     """
     tuner = Tuner(policy, parameters=parameters)
     pilot = (

@@ -63,7 +63,8 @@ class FirstBatches:
 
     def excess(self, bucket: int, rows: int) -> float:
         """Return by how many seconds a batch is expected to exceed the time of its size, as the first of it."""
-        return self._excess / self._slow if self.slow and (bucket, rows) not in self.seen else 0.0
+        is_first = (bucket, rows) not in self.seen and len(self.seen) < MAX_CELLS
+        return self._excess / self._slow if self.slow and is_first else 0.0
 
     def known_size(self, bucket: int, rows: int) -> int:
         """Return the largest size up to ``rows`` that was served before or is in the series 1, 2, 3, 4, 6, 8, 12, ...

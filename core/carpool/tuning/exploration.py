@@ -275,8 +275,8 @@ def optimistic(service: ServiceTime, largest: int) -> ServiceTime:
     return replace(curve, executors=service.executors, largest_in_flight=service.largest_in_flight, mix=mix)
 
 
-def to_measure(service: ServiceTime, limits: Limits, target: float) -> int | None:
-    """Return the rows of the next batch of copies that shows the capacity; ``None``: enough is known.
+def to_measure(service: ServiceTime, limits: Limits, target: float) -> tuple[int, ...]:
+    """Return the rows of batches of copies that would show the capacity, the most telling first.
 
     At low load no batch is as large as those of a full replica. The least known size comes first: its latency lies
     between the optimistic estimate and that of the next larger measured one. At most twice the largest known size; its
@@ -293,10 +293,12 @@ def to_measure(service: ServiceTime, limits: Limits, target: float) -> int | Non
 
     sizes = productive_sizes(service, limits, also=1, least=least)
     able = [size for size in sizes if service.time(size) <= TAKES * target and service.upper(size) <= target]
-    cheap = DEARER * min((service.per_row(size) for size in able), default=0.0)
+    # A capacity rests on sizes of which two fit into the SLO, if any do: a request may wait for the batch before.
+    fit = [size for size in able if 2 * service.time(size) <= target] or able
+    cheap = DEARER * min((service.per_row(size) for size in fit), default=0.0)
     known = service.measured_sizes(batches_needed(service))
     matter = (size for size in able if size not in known and least(size) <= cheap * size)
-    return max(matter, key=doubt, default=None)
+    return tuple(sorted(matter, key=doubt, reverse=True))
 
 
 def batches_needed(service: ServiceTime) -> float:

@@ -167,9 +167,8 @@ def is_better(one: Assessment, other: Assessment, share: float) -> bool:
     if mine[0] != theirs[0]:
         return mine[0] < theirs[0]
     for place, (left, right) in enumerate(zip(mine[1:], theirs[1:], strict=True)):
-        # The first two are counts of misses, and a difference of a few is none.
-        is_count = mine[0] == 2 or (mine[0] == 1 and place < 2)
-        least = FINE / 4 if is_count else 0.0
+        # Misses are counted in steps, of which a few make no difference; then only the wait decides, without headroom.
+        least = FINE / 4 if mine[0] == 2 or (mine[0] == 1 and place != 2) else 0.0
         if left < right - share * max(right, least):
             return True
         if left > right:

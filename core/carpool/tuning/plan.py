@@ -154,9 +154,9 @@ class Plan:
         # While the device has room, saving its time is not needed.
         if not choice.is_fast and (is_sure or not choice.efficient.holds_now):
             best, current = choice.efficient, forecaster.assess(parameters)
-            if not best.holds_now and not is_worth(best, current):
-                best = current  # it stays in force, so it is what an exploration has to gain on
-            exploration.look(forecaster, best, current, moving=moving, now=now)
+            # An exploration has to gain on what will be in force.
+            stays = not best.holds_now and not is_worth(best, current)
+            exploration.look(forecaster, current if stays else best, current, moving=moving, now=now)
 
     def _situation(self, belief: Belief, guards: Guards) -> Situation | None:
         requirements = self._requirements
@@ -221,13 +221,13 @@ class Plan:
             self._capacity = asked, replace(found, **rates)
         return self._capacity[1]
 
-    def to_measure(self) -> int | None:
-        """Return the rows of a batch to measure for the capacity; ``None``: it is known, or the device has no room."""
+    def to_measure(self) -> tuple[int, ...]:
+        """Return the rows of batches to measure for the capacity; none: it is known, or the device has no room."""
         if self.forecaster is None or self.choice is None or not self.choice.efficient.holds_ahead:
-            return None
+            return ()
         situation = self.forecaster.situation
         is_possible = situation.share > NONE and situation.largest is None
-        return to_measure(situation.service, situation.limits, situation.target) if is_possible else None
+        return to_measure(situation.service, situation.limits, situation.target) if is_possible else ()
 
     def alternative(self, parameters: Parameters) -> str:
         """Return what another objective would do at this load than the one ``parameters`` were chosen for."""

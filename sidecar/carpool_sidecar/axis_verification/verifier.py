@@ -78,8 +78,8 @@ class Verifier:
         self._log = log
         self._shelf = Shelf()
         self._faults = 0
-        self._wanted: dict[str, int] = {}
-        """By lane: rows of a batch of copies whose latency is to be measured."""
+        self._wanted: dict[str, Sequence[int]] = {}
+        """By lane: rows of batches of copies, the most telling first, of which one is to be measured."""
 
     # ------------------------------------------------------------------------------------------------- questions
 
@@ -225,20 +225,21 @@ class Verifier:
         if trial is not None:
             self._send(entry, check, trial)
 
-    def measure(self, lane: str, rows: int) -> None:
-        """Send one batch of ``rows``, made of copies of the next answered request; 0: none."""
-        if rows:
-            self._wanted[lane] = rows
+    def measure(self, lane: str, sizes: Sequence[int]) -> None:
+        """Send one batch, made of copies of the next answered request; of ``sizes``, the first that does no harm."""
+        if sizes:
+            self._wanted[lane] = sizes
         else:
             self._wanted.pop(lane, None)
 
     def _copy(self, entry: Entry, check: Check, portion: Portion, piece: Piece, facts: Facts) -> bool:
         """Send a batch of copies if one is wanted; return whether it was sent."""
-        rows = self._wanted.get(entry.lane)
         record = entry.record
-        if rows is None or not self._policy.idempotent or record.disagreed or rows > self._courier.cap(entry):
+        if not (sizes := self._wanted.get(entry.lane)) or not self._policy.idempotent or record.disagreed:
             return False
-        if (record.refused is not None and rows >= record.refused) or self._courier.delays(entry, portion.parsed, rows):
+        most = self._courier.cap(entry) if record.refused is None else min(self._courier.cap(entry), record.refused - 1)
+        harmless = (n for n in sizes if n <= most and not self._courier.delays(entry, portion.parsed, n))
+        if (rows := next(harmless, None)) is None:
             return False
         trial = check.copies(portion, piece, facts, self._clock(), rows=rows, room=self._room(entry))
         if trial is None:

@@ -50,8 +50,8 @@ class Decided(msgspec.Struct, tag=True, frozen=True):
     model: str
     decision: Decision
     generation: int
-    measure: int = 0
-    """Rows of a batch of copies to measure for the capacity; 0: none."""
+    measure: tuple[int, ...] = ()
+    """Rows of batches of copies that would show the capacity, the most telling first."""
 
 
 class Answered(msgspec.Struct, tag=True, frozen=True):

@@ -89,8 +89,7 @@ class Tuners:
             decision = tuner.step(observed.observation)
             # With Recommend and Hold, a model gets no request that no client sent.
             is_applied = self._steered or self._policy.tuning.mode is TuningMode.APPLY
-            measure = tuner.plan.to_measure() if is_applied else None
-            yield Decided(name, decision, observed.generation, measure or 0)
+            yield Decided(name, decision, observed.generation, tuner.plan.to_measure() if is_applied else ())
         yield Answered()
         yield from self._measure(observations)
 

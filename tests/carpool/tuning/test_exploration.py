@@ -475,7 +475,8 @@ def order(service, target, limits=LIMITS):
     """The sizes that are measured one after the other, each taking what it does."""
     found = []
     seen = list(service.sizes)
-    while (size := to_measure(service, limits, target)) is not None:
+    while sizes := to_measure(service, limits, target):
+        size = sizes[0]
         assert size not in seen
         found.append(size)
         seen = sorted([*seen, size])
@@ -493,32 +494,32 @@ def test_what_lies_between_comes_first_where_a_step_may_be():
     """48 rows take twice as long as 24 in tiles of 32, so 32 may take as little as 24. 64 take hardly more than 48."""
     tiles = {rows: 0.004 + 0.024 * -(-rows // 32) for rows in range(1, 129)}
     service = replace(ServiceTime.measured({rows: tiles[rows] for rows in (1, 2, 4, 8, 16, 24)}), largest_in_flight=2)
-    assert to_measure(service, LIMITS, 1.0) == 48
+    assert to_measure(service, LIMITS, 1.0)[0] == 48
     stepped = replace(
         ServiceTime.measured({rows: tiles[rows] for rows in (1, 2, 4, 8, 16, 24, 48)}), largest_in_flight=2
     )
-    assert to_measure(stepped, LIMITS, 1.0) == 32
+    assert to_measure(stepped, LIMITS, 1.0)[0] == 32
 
 
 def test_a_batch_that_takes_too_much_of_the_slo_is_not_measured():
     service = measured(1, 2, 3, 4)
     target = max(service.time(6) / TAKES, service.upper(6))
-    assert to_measure(service, LIMITS, 1.01 * target) == 6
-    assert to_measure(service, LIMITS, 0.99 * target) is None
+    assert to_measure(service, LIMITS, 1.01 * target) == (6,)
+    assert to_measure(service, LIMITS, 0.99 * target) == ()
 
 
 def test_nothing_is_measured_beyond_the_bounds_nor_where_rows_get_dearer():
     assert order(measured(1, 2, 3, 4), 1.0, replace(LIMITS, max_batch=6)) == [6]
     dear = ServiceTime.measured({rows: 0.001 * rows**1.5 for rows in (1, 2, 3, 4)})
-    assert to_measure(dear, LIMITS, 10.0) is None
+    assert to_measure(dear, LIMITS, 10.0) == ()
 
 
 def test_sizes_whose_rows_are_dear_anyway_are_not_measured():
     # Nearly all of the cost is fixed: a batch of one row takes a third of the time of 64.
     times = {rows: 0.024 + 0.0008 * rows for rows in (17, 24, 48, 64)}
     service = ServiceTime.measured(times)
-    assert to_measure(service, LIMITS, 1.0) == 32, "its rows cost 1.35 times as much as those of 64"
-    assert to_measure(ServiceTime.measured({**times, 32: 0.0496}), LIMITS, 1.0) is None
+    assert to_measure(service, LIMITS, 1.0) == (32,), "its rows cost 1.35 times those of 64, at best"
+    assert to_measure(ServiceTime.measured({**times, 32: 0.0496}), LIMITS, 1.0) == ()
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
@@ -526,13 +527,13 @@ def test_a_size_measured_a_few_times_is_measured_again_after_all_others(noise):
     bound, seen = replace(LIMITS, max_batch=8), (1, 2, 3, 4, 6, 8)
     service = replace(measured(*seen, noise=noise), counts=(30.0, 30.0, 30.0, 30.0, 30.0, 1.0))
     needed = batches_needed(service)
-    assert to_measure(service, LIMITS, 1.0) == 16
-    for count, wanted in ((1.0, 8), (needed - 0.1, 8), (needed, None)):
+    assert to_measure(service, LIMITS, 1.0)[0] == 16
+    for count, wanted in ((1.0, (8,)), (needed - 0.1, (8,)), (needed, ())):
         assert to_measure(replace(service, counts=(*service.counts[:-1], count)), bound, 1.0) == wanted
 
 
 def test_sizes_between_two_measured_ones_are_measured_where_their_rows_may_cost_least():
     # A device with 1 row in 0.69 ms and 17 in 18 ms looks as if batching gained nothing, but 4 may take 2.5 ms.
     service = ServiceTime.measured({1: 0.00069, 17: 0.018})
-    assert to_measure(service, LIMITS, 1.0) == 16
+    assert to_measure(service, LIMITS, 1.0)[0] == 16
     assert order(measured(1, 17), 1.0)

@@ -415,7 +415,7 @@ async def copied(world, sidecar, client, load, rows):
     sidecar.batcher.learn("m", Estimate(times, times), sidecar.clock())
     pace = check_of(sidecar).pace
     pace.look_at = pace.try_at = 0.0  # however soon after the last one
-    sidecar.driver.verifier.measure("m", rows)
+    sidecar.driver.verifier.measure("m", [rows])
     told = await asked(sidecar, client, load, requests=1)
     await idle(world, sidecar)
     return told[0].rows
@@ -446,14 +446,15 @@ async def test_no_copies_that_would_delay_others_by_most_of_the_slo(world, serve
     await verified(world, sidecar, client, load)
     calls = len(world.model.received)
     times = tuple(0.04 * sidecar.driver.terms.due * rows for rows in range(65))
-    for rows, sent in ((17, 1), (16, 2)):
+    for sizes, sent in (([17], 1), ([24, 17, 16, 8], 2)):
         sidecar.batcher.learn("m", Estimate(times, times), sidecar.clock())
-        sidecar.driver.verifier.measure("m", rows)
+        sidecar.driver.verifier.measure("m", sizes)
         pace = check_of(sidecar).pace
         pace.look_at = pace.try_at = 0.0
         await asked(sidecar, client, load, requests=1)
         await idle(world, sidecar)
         assert len(world.model.received) == (calls := calls + sent)
+    assert rows_of(world.model.received[-1]) == 16, "the first that may be"
 
 
 async def test_copies_that_are_too_large_say_nothing_of_smaller_batches(world, served, load):
@@ -475,7 +476,7 @@ async def test_copies_that_are_too_large_say_nothing_of_smaller_batches(world, s
 async def test_no_copies_are_sent_where_the_policy_has_none(world, served, load, fields):
     sidecar, client = await served(LINEAR, parameters=LARGE, policy={"models": FIRST, **fields})
     await asked(sidecar, client, load)
-    sidecar.driver.verifier.measure("m", 24)
+    sidecar.driver.verifier.measure("m", [24])
     await asked(sidecar, client, load)
     await idle(world, sidecar)
     assert max(map(rows_of, world.model.received)) == 1

@@ -245,13 +245,13 @@ def test_batches_of_copies_are_asked_for_while_larger_ones_are_unknown():
     asked = [
         reply.measure for step in range(8) for reply in tuners.step(served(step / 2)) if isinstance(reply, Decided)
     ]
-    assert asked == [2] * 8, "twice the one row that was measured"
+    assert asked == [(2,)] * 8, "twice the one row that was measured"
 
 
 @pytest.mark.parametrize("mode", [TuningMode.RECOMMEND, TuningMode.HOLD])
 def test_a_mode_that_applies_nothing_gets_no_batches_of_copies_unless_steered(mode):
     policy = msgspec.structs.replace(for_p99(0.05), tuning=Tuning(mode=mode))
-    for steered, most in ((False, 0), (True, 2)):
+    for steered, most in ((False, ()), (True, (2,))):
         tuners = Tuners(policy, steered=steered)
         replies = [reply for step in range(8) for reply in tuners.step(served(step / 2))]
         assert max(reply.measure for reply in replies if isinstance(reply, Decided)) == most
