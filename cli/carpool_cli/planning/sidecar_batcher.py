@@ -13,6 +13,7 @@ from carpool.batching.requests import Failure, Finish, Refusal, Request
 from carpool.tuning.exploration import TAKES
 from carpool_sidecar.axis_verification.check import TRIAL_ROWS, TRIALS
 from carpool_sidecar.axis_verification.record import FREE_ROWS, SHARE
+from carpool_sidecar.dispatch.trials import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ class SidecarBatcher:
         """Begin with first calls, ``undecided`` at once at most (0: none), then with ``parameters``."""
         self._batcher = batcher = Batcher(parameters, admission=admission, undecided=undecided)
         self.wanted: Sequence[int] = ()
-        """Rows of batches of copies that the tuner wants, of which one is sent."""
+        """Rows of batches of copies that the tuner wants; one of them is sent."""
         self._copied = TRIALS * TRIAL_ROWS  # batches were verified before
         self._refused = inf
         """Rows of the smallest batch of copies that failed."""
@@ -71,7 +72,7 @@ class SidecarBatcher:
 
     def _delays(self, request: Request, rows: int) -> bool:
         """Whether a batch of copies would take too much of the SLO from requests that come meanwhile."""
-        seconds = self._batcher.model(request.model).seconds_of(request.bucket, rows)
+        seconds = seconds_of(self._batcher.model(request.model), request.bucket, rows)
         return seconds > TAKES * (request.due - request.arrived)
 
     def _of_callers(self, actions: list[Action]) -> list[Action]:

@@ -96,8 +96,7 @@ class AdmissionControl:
 
         Requests that make that batch larger come later, and are refused or dropped first. Taking it to be full from the
         start refuses requests that the model has time for (decision 8). The drop at dispatch, with the real batch, is
-        the exact half of the rule. While a slot is free, requests only wait to be batched together: they leave in time
-        with this one.
+        the exact half of the rule. While a slot is free, requests only wait to be batched: they leave with this one.
         """
         state = queue.state
         servers = min(estimate.executors, state.slots)
@@ -116,8 +115,7 @@ class AdmissionControl:
     def _ahead(self, queue: Queue, request: Request) -> float:
         """Seconds of device time that go before an arriving request.
 
-        Models take turns, and so do keys with a flood: another one's queue delays this one's by as much as waits here,
-        and one batch.
+        Models take turns, and so do keys with a flood: another's queue delays this by what waits here, and a batch.
         """
         ahead = 0.0
         turns: dict[ModelState | Queue, float] = {}

@@ -23,8 +23,7 @@ def judge(batch: Batch, fault: Fault, *, retry_transport: bool, idempotent: bool
     """Decide about the requests that still wait, and learn from the fault about the model.
 
     An innocent request never fails for another one: it is sent again, in a smaller batch or alone. The batch size of
-    its key bounds the cost; ``RetryBudget`` lowers that size. ``idempotent``: whether requests may be sent
-    again.
+    its key bounds the cost; ``RetryBudget`` lowers that size. ``idempotent``: whether they may be sent again.
     """
     state = batch.state
     slices = [each for each in batch.slices if not each[0].ended]

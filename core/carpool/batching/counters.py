@@ -228,23 +228,12 @@ class Counters:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.arrivals = 0
-        self.batchable = 0
-        self.arrivals_squared = 0
-        self.windows = 0
-        self.gaps_squared = 0.0
-        self.rows = 0
-        self.dispatched = 0
-        self.queue_seconds = 0.0
-        self.served = 0
-        self.hits = 0
+        self.arrivals = self.batchable = self.arrivals_squared = self.windows = 0
+        self.rows = self.dispatched = self.served = self.hits = 0
+        self.limited = self.limited_rows = self.cold = self.stalled = self.bisections = 0
+        self.gaps_squared = self.queue_seconds = 0.0
         self.misses: dict[str, int] = {}
         self.cells: dict[tuple[int, int, int, int], Cell] = {}
-        self.limited = 0
-        self.limited_rows = 0
-        self.cold = 0
-        self.stalled = 0
-        self.bisections = 0
         self.durations = [0] * (len(DURATION_BOUNDS) + 1)
         self.request_rows = [0] * (len(ROW_BOUNDS) + 1)
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_ARRIVALS)

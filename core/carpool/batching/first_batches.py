@@ -27,12 +27,10 @@ class FirstBatches:
         """Forget everything: the server was replaced."""
         self.seen: set[tuple[int, int]] = set()
         """(bucket, rows)."""
-        self._judged = 0
-        """First batches whose time was forecast ..."""
-        self._slow = 0
-        """... and those of them that were ``SLOW``, ..."""
+        self._judged = self._slow = 0
+        """First batches whose time was forecast, and those of them that were ``SLOW``."""
         self._excess = 0.0
-        """... and by how many seconds, added up."""
+        """Seconds by which these exceeded it."""
 
     def sent(self, batch: Batch) -> None:
         """Mark a batch as cold if it is the first of its size."""
@@ -50,11 +48,10 @@ class FirstBatches:
         finish = batch.finish if batch.finish < inf else batch.dispatched + time_of(estimate.times, batch.rows)
         slow = now - finish > (SLOW - 1) * time_of(estimate.upper, batch.rows)
         self._judged += 1
-        if not slow:
-            return 0.0
-        self._slow += 1
-        self._excess += now - finish
-        return now - finish
+        self._slow += slow
+        excess = now - finish if slow else 0.0
+        self._excess += excess
+        return excess
 
     @property
     def slow(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -152,12 +151,6 @@ class ModelState:
         if (first := self.first_calls) is not None:
             first.answered(in_flight, seconds)
             self.slots, self.passing = first.allowed, not first.merges
-
-    def seconds_of(self, bucket: int, rows: int) -> float:
-        """Return how long a batch is expected to take, as the first of its size if it is; ``inf`` if unknown."""
-        if (estimate := self.belief.estimate) is None:
-            return inf
-        return time_of(estimate.of(bucket).times, rows) + self.first_batches.excess(bucket, rows)
 
     def served(self, key: Hashable, rows: int) -> None:
         """Count the success of a batch."""

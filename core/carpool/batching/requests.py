@@ -28,10 +28,9 @@ class Request:
 
     ``key``: only requests with equal keys are batched together. ``rows`` along the batch axis. ``size`` in bytes,
     ``tokens`` in payload elements. ``arrived``, ``due`` (arrival plus the SLO's target) and ``deadline`` (when the
-    caller stops waiting) are seconds of the clock of every ``now``. ``mergeable`` requests may be merged
-    and split; others are sent alone, whole. ``caller``: its sender, where known. A ``shadow`` is the driver's own
-    request, or a job in spare capacity: it takes a slot like any other, and is not counted. ``payload`` belongs to
-    the driver.
+    caller stops waiting) are seconds of the clock of every ``now``. ``mergeable`` requests may be merged and split;
+    others are sent alone, whole. ``caller``: its sender, where known. A ``shadow`` is the driver's own request, or a
+    job in spare capacity: it takes a slot like any other, and is not counted. ``payload`` belongs to the driver.
     """
 
     __slots__ = (

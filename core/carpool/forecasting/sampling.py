@@ -1,8 +1,7 @@
 """Arrivals, rows and noise that forecasts are played with: always the same, and at exactly the requested rate.
 
 The rate of 4,000 drawn arrivals is off by 1.6 % (Poisson) or 3 % (gaps with a CV of 2). Near the capacity that decides
-whether the SLO is met, and with equal seeds every forecast has the same error. So arrivals are scaled to the exact
-rate.
+whether the SLO is met, and with equal seeds every forecast has the same error. So arrivals are scaled to the rate.
 """
 
 from __future__ import annotations

@@ -200,8 +200,7 @@ def _tail(
     The line goes through as many of the largest sizes as agree on it: its slope is in the interval of each narrower
     choice (Lepski 1991). Sizes before a bend of the curve do not show how it goes on, nor do sizes more than two
     octaves below. Sizes within half an octave of the largest count together, since a single step up is no slope. If
-    sizes differ from the line by more than their own errors, the excess widens the interval of its slope
-    (Birge 1932).
+    sizes differ from the line by more than their errors, the excess widens the slope's interval (Birge 1932).
     """
     last, floor = sizes[-1], 1e-3 * means[-1]
     total = first = second = level = product = squares = 0.0

@@ -276,7 +276,7 @@ def optimistic(service: ServiceTime, largest: int) -> ServiceTime:
 
 
 def to_measure(service: ServiceTime, limits: Limits, target: float) -> tuple[int, ...]:
-    """Return the rows of batches of copies that would show the capacity, the most telling first.
+    """Return the rows of batches of copies that would show the capacity, those that show most first.
 
     At low load no batch is as large as those of a full replica. The least known size comes first: its latency lies
     between the optimistic estimate and that of the next larger measured one. At most twice the largest known size; its
@@ -293,7 +293,7 @@ def to_measure(service: ServiceTime, limits: Limits, target: float) -> tuple[int
 
     sizes = productive_sizes(service, limits, also=1, least=least)
     able = [size for size in sizes if service.time(size) <= TAKES * target and service.upper(size) <= target]
-    # A capacity rests on sizes of which two fit into the SLO, if any do: a request may wait for the batch before.
+    # A capacity rests on sizes that fit twice into the SLO, if any do: a request may wait for the batch before.
     fit = [size for size in able if 2 * service.time(size) <= target] or able
     cheap = DEARER * min((service.per_row(size) for size in fit), default=0.0)
     known = service.measured_sizes(batches_needed(service))

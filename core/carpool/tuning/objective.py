@@ -155,8 +155,7 @@ def rank(one: Assessment) -> tuple[float, ...]:
     if one.holds_now:
         # Without headroom, of settings that lose as much, the one with the shorter wait: the load fills its batches.
         return (1, round(one.misses * FINE), lost_ahead, one.parameters.max_wait, one.device_time)
-    # If no request is answered in time, small batches, as many at once as can be computed, show soonest
-    # whether any can be.
+    # If no request is in time, small batches, as many at once as can be computed, show soonest whether any can be.
     point = one.parameters
     return (2, round(one.lost * FINE), lost_ahead, point.max_wait, point.max_batch, -point.max_in_flight)
 
@@ -167,7 +166,7 @@ def is_better(one: Assessment, other: Assessment, share: float) -> bool:
     if mine[0] != theirs[0]:
         return mine[0] < theirs[0]
     for place, (left, right) in enumerate(zip(mine[1:], theirs[1:], strict=True)):
-        # Misses are counted in steps, of which a few make no difference; then only the wait decides, without headroom.
+        # Misses are counted in steps, and a few are no difference; then only the wait decides, without headroom.
         least = FINE / 4 if mine[0] == 2 or (mine[0] == 1 and place != 2) else 0.0
         if left < right - share * max(right, least):
             return True

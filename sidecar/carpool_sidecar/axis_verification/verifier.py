@@ -79,7 +79,7 @@ class Verifier:
         self._shelf = Shelf()
         self._faults = 0
         self._wanted: dict[str, Sequence[int]] = {}
-        """By lane: rows of batches of copies, the most telling first, of which one is to be measured."""
+        """By lane: rows of batches of copies that show the capacity, those that show most first; one is measured."""
 
     # ------------------------------------------------------------------------------------------------- questions
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from carpool.batching.requests import Priority, Request, time_of
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from carpool.batching.batcher import Batcher
+    from carpool.batching.model_state import ModelState
     from carpool.batching.requests import Action
     from carpool_sidecar.axis_verification.check import Trial
     from carpool_sidecar.dispatch.answers import UpstreamAnswer
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
     from carpool_sidecar.models import Entry, ModelTable
     from carpool_sidecar.protocols.common import Message, Parsed
     from carpool_sidecar.protocols.limits import Limits
+
+
+def seconds_of(state: ModelState, bucket: int, rows: int) -> float:
+    """Return how long a batch is expected to take, as the first of its size if it is; ``inf`` if unknown."""
+    if (estimate := state.belief.estimate) is None:
+        return inf
+    return time_of(estimate.of(bucket).times, rows) + state.first_batches.excess(bucket, rows)
 
 
 class Trials:
@@ -98,7 +107,7 @@ class Trials:
     def delays(self, entry: Entry, parsed: Parsed[Any], rows: int) -> bool:
         """Whether a batch with the rows of a request repeated would take too much of the SLO from other requests."""
         bucket = 0 if parsed.fit is None else parsed.fit.bucket
-        return self._batcher.model(entry.lane).seconds_of(bucket, rows) > TAKES * self._terms.due
+        return seconds_of(self._batcher.model(entry.lane), bucket, rows) > TAKES * self._terms.due
 
     def served(self, entry: Entry) -> int:
         """Return the number of rows that a model has served."""

@@ -51,7 +51,7 @@ class Decided(msgspec.Struct, tag=True, frozen=True):
     decision: Decision
     generation: int
     measure: tuple[int, ...] = ()
-    """Rows of batches of copies that would show the capacity, the most telling first."""
+    """Rows of batches of copies that would show the capacity, those that show most first."""
 
 
 class Answered(msgspec.Struct, tag=True, frozen=True):

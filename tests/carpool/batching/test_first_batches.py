@@ -10,6 +10,7 @@ from carpool.batching.model_state import ModelState
 from carpool.batching.queues import Queue
 from carpool.batching.requests import Batch, Request
 from carpool.policy.parameters import Parameters
+from carpool_sidecar.dispatch.trials import seconds_of
 
 
 def state(max_batch: int = 64) -> ModelState:
@@ -50,16 +51,16 @@ def test_a_size_that_is_slow_the_first_time_is_distinguished_from_one_that_is_no
 
 def test_a_first_batch_is_expected_to_be_as_slow_as_the_others_were() -> None:
     of = state()
-    assert of.seconds_of(0, 16) == inf, "nothing was measured"
+    assert seconds_of(of, 0, 16) == inf, "nothing was measured"
     of.belief.estimate = estimate(0.01, 0.001)
     first(of, 5, took=0.1)
-    assert of.seconds_of(0, 16) == pytest.approx(0.026), "one may be chance"
+    assert seconds_of(of, 0, 16) == pytest.approx(0.026), "one may be chance"
     first(of, 7, took=0.2)
-    assert of.seconds_of(0, 16) == pytest.approx(0.026 + (0.09 + 0.19) / 2)
-    assert of.seconds_of(0, 7) == pytest.approx(0.017), "it was served before"
-    assert of.seconds_of(64, 7) > 0.1, "but not of that length"
+    assert seconds_of(of, 0, 16) == pytest.approx(0.026 + (0.09 + 0.19) / 2)
+    assert seconds_of(of, 0, 7) == pytest.approx(0.017), "it was served before"
+    assert seconds_of(of, 64, 7) > 0.1, "but not of that length"
     of.first_batches.forget()
-    assert of.seconds_of(0, 16) == pytest.approx(0.026)
+    assert seconds_of(of, 0, 16) == pytest.approx(0.026)
 
 
 def test_where_first_batches_are_slow_only_few_sizes_are_used() -> None:
