@@ -15,7 +15,6 @@ Figures are of the second half of each run. Virtual time, seeded: the same every
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import islice
@@ -413,18 +412,6 @@ def verdict(cells: Sequence[Cell]) -> dict[str, tuple[float, str]]:
     }
 
 
-def _use_machine_code() -> None:
-    """Start again with the core as machine code, where that can be made: it takes a third of the time."""
-    if compiled.is_used():
-        return
-    try:
-        path = f"{compiled.folder()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    except compiled.NotCompiledError as error:
-        print(f"{error}\nwithout machine code it takes three times as long", file=sys.stderr)
-        return
-    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"PYTHONPATH": path})  # noqa: S606 - itself
-
-
 def main() -> int:
     """Measure, print, keep; 1 where a limit is broken."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -435,7 +422,7 @@ def main() -> int:
         parser.error(f"no world {arguments.only}; there are: {'; '.join(worlds())}")
     names = [arguments.only] if arguments.only else list(QUICK) if arguments.quick else list(worlds())
     cells = []
-    _use_machine_code()
+    compiled.start_again()
     with ProcessPoolExecutor(2) as pool:
         pending = [pool.submit(cell, name, load) for name in names for load in LOADS]
         for done, each in enumerate(as_completed(pending), 1):

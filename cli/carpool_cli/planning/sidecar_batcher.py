@@ -5,15 +5,14 @@ Both are the sidecar's, and not in the tuner: without them, virtual time would s
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.batching.batcher import Batcher
-from carpool.batching.requests import Failure, Finish, Refusal, Request
+from carpool.batching.requests import Failure, Finish, Priority, Refusal, Request
 from carpool.tuning.exploration import TAKES
 from carpool_sidecar.axis_verification.check import TRIAL_ROWS, TRIALS
-from carpool_sidecar.axis_verification.record import FREE_ROWS, SHARE
-from carpool_sidecar.dispatch.trials import seconds_of
+from carpool_sidecar.axis_verification.record import Record
+from carpool_sidecar.dispatch.trials import delayed, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,21 +30,22 @@ class SidecarBatcher:
         self._batcher = batcher = Batcher(parameters, admission=admission, undecided=undecided)
         self.wanted: Sequence[int] = ()
         """Rows of batches of copies that the tuner wants; one of them is sent."""
-        self._copied = TRIALS * TRIAL_ROWS  # batches were verified before
-        self._refused = inf
-        """Rows of the smallest batch of copies that failed."""
+        self._record = Record()
+        self._record.rows = TRIALS * TRIAL_ROWS  # batches were verified before
         self.model, self.stats, self.wake_at = batcher.model, batcher.stats, batcher.wake_at
 
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Admit a request or refuse it; let a batch of copies follow, if one is wanted and there is room for it."""
         found = self._batcher.arrive(request, now)
-        rows = next((each for each in self.wanted if each < self._refused and not self._delays(request, each)), 0)
-        served = self._batcher.model(request.model).limits.served_rows
-        if rows and self._copied + rows <= FREE_ROWS + SHARE * served:
-            self._copied, self.wanted = self._copied + rows, ()
+        state, record = self._batcher.model(request.model), self._record
+        rows = next((each for each in self.wanted if not self._is_harmful(request, each)), 0)
+        if 0 < rows <= record.room(state.limits.served_rows):
+            record.rows += rows
+            self.wanted = ()
             copies = Request(
                 key=request.key, arrived=now, due=request.due, deadline=request.deadline, rows=rows, mergeable=False,
                 shadow=True, tokens=request.tokens // request.rows * rows, bucket=request.bucket, model=request.model,
+                payload=state.counters.arrivals, priority=Priority.HIGH,
             )  # fmt: skip
             found = [*found, *self._batcher.arrive(copies, now)]
         return self._of_callers(found)
@@ -56,6 +56,8 @@ class SidecarBatcher:
 
     def complete(self, batch: Batch, now: float, *, fault: Fault | None = None, stalled: bool = False) -> list[Action]:
         """Take a batch's outcome."""
+        if (first := batch.slices[0][0]).shadow:
+            self._record.delays.add(delayed(batch.state, first.payload))
         return self._of_callers(self._batcher.complete(batch, now, fault=fault, stalled=stalled))
 
     def cancel(self, request: Request, now: float) -> list[Action]:
@@ -70,10 +72,13 @@ class SidecarBatcher:
         """Plan with an estimate of the service time."""
         return self._of_callers(self._batcher.learn(model, estimate, now, shed_slo=shed_slo))
 
-    def _delays(self, request: Request, rows: int) -> bool:
-        """Whether a batch of copies would take too much of the SLO from requests that come meanwhile."""
-        seconds = seconds_of(self._batcher.model(request.model), request.bucket, rows)
-        return seconds > TAKES * (request.due - request.arrived)
+    def _is_harmful(self, request: Request, rows: int) -> bool:
+        """Whether a batch of copies would fail, or take too much of the SLO from too many requests."""
+        state, record = self._batcher.model(request.model), self._record
+        refused = record.refused is not None and rows >= record.refused
+        if refused or not record.delays.allow(state.counters.arrivals, request.arrived):
+            return True
+        return seconds_of(state, request.bucket, rows) > TAKES * (request.due - request.arrived)
 
     def _of_callers(self, actions: list[Action]) -> list[Action]:
         """Leave out what is about copies, which have a batch of their own, but for that batch."""
@@ -81,7 +86,7 @@ class SidecarBatcher:
         for action in actions:
             match action:
                 case Failure(requests=[Request(shadow=True, rows=rows)]):
-                    self._refused = min(rows, self._refused)
+                    self._record.refused = min(rows, self._record.refused or rows)
                 case Finish(requests=[Request(shadow=True)]) | Refusal(request=Request(shadow=True)):
                     pass
                 case _:

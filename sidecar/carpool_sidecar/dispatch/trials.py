@@ -32,6 +32,12 @@ def seconds_of(state: ModelState, bucket: int, rows: int) -> float:
     return time_of(estimate.of(bucket).times, rows) + state.first_batches.excess(bucket, rows)
 
 
+def delayed(state: ModelState, arrivals: int) -> float:
+    """Return how many requests waited for a batch: those since ``arrivals``, as far as no other server took them."""
+    estimate = state.belief.estimate
+    return (state.counters.arrivals - arrivals) / (1 if estimate is None else estimate.executors)
+
+
 class Trials:
     """The verifier's interface to the Batcher. ``do`` executes the Batcher's actions.
 
@@ -64,8 +70,12 @@ class Trials:
         self, entry: Entry, trial: Trial, message: Message, answered: Callable[[UpstreamAnswer | None], None]
     ) -> None:
         """Send a trial through the Batcher, as a request without a caller that is not counted in metrics."""
+        state, record = self._batcher.model(entry.lane), entry.record
+        arrivals = state.counters.arrivals
 
         def ended(answer: UpstreamAnswer | None) -> None:
+            if trial.kind is Kind.COPIES:
+                record.delays.add(delayed(state, arrivals))
             self._models.left(entry)
             answered(answer)
 
@@ -86,7 +96,7 @@ class Trials:
             bucket=0 if parsed.fit is None else parsed.fit.bucket,
             mergeable=False,
             shadow=True,
-            payload=Waiter(shadow, entry, self._batcher.model(entry.lane).counters, trial.facts, parsed, None),
+            payload=Waiter(shadow, entry, state.counters, trial.facts, parsed, None),
         )
         # In an overload that only batches can end, it would be refused again and again.
         request.exempt = trial.kind in {Kind.MIXED, Kind.SAME}
@@ -105,9 +115,10 @@ class Trials:
         return rows
 
     def delays(self, entry: Entry, parsed: Parsed[Any], rows: int) -> bool:
-        """Whether a batch with the rows of a request repeated would take too much of the SLO from other requests."""
-        bucket = 0 if parsed.fit is None else parsed.fit.bucket
-        return seconds_of(self._batcher.model(entry.lane), bucket, rows) > TAKES * self._terms.due
+        """Whether a batch with the rows of a request repeated would delay others for too long, or too many others."""
+        bucket, state = 0 if parsed.fit is None else parsed.fit.bucket, self._batcher.model(entry.lane)
+        allowed = entry.record.delays.allow(state.counters.arrivals, self._clock())
+        return not allowed or seconds_of(state, bucket, rows) > TAKES * self._terms.due
 
     def served(self, entry: Entry) -> int:
         """Return the number of rows that a model has served."""

@@ -16,7 +16,7 @@ from carpool.tuning.tuner import INTERVAL, Tuner
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.sidecar_batcher import SidecarBatcher
 from carpool_cli.planning.twin import Sidecars, tuned
-from carpool_sidecar.axis_verification.record import FREE_ROWS, SHARE
+from carpool_sidecar.axis_verification.record import DELAYED_SHARE, FIRST_DELAYED, FREE_ROWS, SHARE
 
 POLICY = for_p99(0.1)
 DEVICE = Device(linear(0.010, 0.001), cv=0.05)
@@ -126,6 +126,24 @@ def test_copies_are_sent_within_their_rows_and_two_thirds_of_the_slo(device, wan
     batcher.wanted = wanted
     simulation.run()
     assert {rows for rows, _ in kinds if rows > 8} == sent
+
+
+@pytest.mark.parametrize("executors", [1, 4])
+def test_copies_delay_few_requests(executors):
+    rate, seconds = 400 * executors, 60.0
+    device, parameters = Device(linear(0.0, 0.002), executors=executors), Parameters(8, max_in_flight=executors)
+    batcher = SidecarBatcher(parameters, undecided=0)
+    how = {"slo": 0.1, "parameters": parameters, "dispatcher": lambda: batcher, "estimate": device.estimate()}
+
+    def want(_now, _stats):
+        batcher.wanted = [30]
+
+    summary = Simulation(times(rate, seconds), device, **how).every(INTERVAL, want).run().summary()
+    copies = (summary.rows - summary.arrivals) / 30
+    # 24 requests come in the 60 ms of each; other servers take three of four where there are four.
+    allowed = (FIRST_DELAYED + DELAYED_SHARE * rate * seconds) / 24
+    assert allowed - 2 <= copies <= allowed + 2
+    assert copies < (FREE_ROWS + SHARE * rate * seconds) / 30 - 3, "the rows alone would be enough for more"
 
 
 def test_few_copies_where_the_first_batch_of_a_size_is_slow():

@@ -12,7 +12,14 @@ import pytest
 from carpool.batching.requests import Estimate
 from carpool_sidecar.axis_verification import verifier as verifier_module
 from carpool_sidecar.axis_verification.check import LONE, TRIALS
-from carpool_sidecar.axis_verification.record import FREE_ROWS
+from carpool_sidecar.axis_verification.record import (
+    DELAYED,
+    DELAYED_SHARE,
+    FIRST_DELAYED,
+    FIRST_SECONDS,
+    FREE_ROWS,
+    Delays,
+)
 from carpool_sidecar.http1.messages import find
 
 FIRST = [{"name": "m", "axis": "First"}]
@@ -455,6 +462,42 @@ async def test_no_copies_that_would_delay_others_by_most_of_the_slo(world, serve
         await idle(world, sidecar)
         assert len(world.model.received) == (calls := calls + sent)
     assert rows_of(world.model.received[-1]) == 16, "the first that may be"
+
+
+async def test_no_copies_for_a_while_after_they_delayed_many_requests(world, served, load):
+    sidecar, client = await served(LINEAR, parameters=LARGE)
+    await verified(world, sidecar, client, load)
+    calls, counters = len(world.model.received), sidecar.batcher.model("m").counters
+    behave = world.model.behave
+
+    def busy(exchange):
+        if rows_of(exchange) == 16:
+            counters.arrivals += FIRST_DELAYED + 2  # as if they came meanwhile
+        behave(exchange)
+
+    world.model.behave = busy
+    await copied(world, sidecar, client, load, 16)
+    assert len(world.model.received) == calls + 2
+    await copied(world, sidecar, client, load, 8)
+    assert len(world.model.received) == calls + 3, "no copies"
+    counters.arrivals += round(2 / DELAYED_SHARE)
+    await copied(world, sidecar, client, load, 8)
+    assert len(world.model.received) == calls + 5
+
+
+def test_later_fewer_requests_are_delayed_than_at_first():
+    delays = Delays()
+    assert delays.allow(1000, 5.0)
+    delays.add(FIRST_DELAYED)
+    assert delays.allow(1000, 5.0 + FIRST_SECONDS - 1)
+    assert not delays.allow(1000, 5.0 + FIRST_SECONDS)
+    enough = 1000 + round((FIRST_DELAYED - DELAYED) / DELAYED_SHARE)
+    assert not delays.allow(enough - 1, 1e3)
+    assert delays.allow(enough + 1, 1e3)
+    # What was not used is not kept.
+    assert delays.allow(10**9, 1e3)
+    delays.add(DELAYED + 1)
+    assert not delays.allow(10**9, 1e3)
 
 
 async def test_copies_that_are_too_large_say_nothing_of_smaller_batches(world, served, load):
