@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from evidence import CACHE, UNUSED
+from msgspec.structs import replace
 
 from proof import experiments, oracle, rows
 from proof.experiments import Reference, Rows
@@ -93,7 +94,7 @@ def forget(unused: float = UNUSED) -> None:
 
 def _path(name: str, scenario: Scenario, seed: int) -> Path:
     profile = (PROFILES / f"{scenario.profile}.json").read_bytes()
-    parts = [name.encode(), str(seed).encode(), repr(scenario).encode(), profile, _sources()]
+    parts = [name.encode(), str(seed).encode(), repr(replace(scenario, why="")).encode(), profile, _sources()]
     parts.append(msgspec.json.encode(oracle.known()[scenario.name]))
     if isinstance(scenario.arrivals, Trace):
         parts.append(repr(recording()).encode())

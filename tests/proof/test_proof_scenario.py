@@ -111,6 +111,9 @@ def test_the_suites_hash_changes_with_scenarios_and_profiles(tmp_path, monkeypat
     assert len(set(seen)) == 4
     assert len(set(own)) == 3
     assert own_hash(load(path)) == own[-1]
+    written(suite.SCENARIOS, slo="60ms", why="in other words")
+    assert own_hash(load(path)) == own[-1]
+    assert suite_hash() == seen[-1]
 
 
 def test_lengths_cost_what_as_many_rows_of_the_profile_do():
