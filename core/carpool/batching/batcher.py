@@ -67,7 +67,8 @@ class Batcher:
         late = calls.deadline <= now or slots.overdue_at <= now or (slots.abandoned and slots.abandoned[0][0] <= now)
         actions = self.poll(now) if late else []
         state = self._models.get(request.model) or self.model(request.model)
-        merge = request.mergeable and not state.isolation.keeps_apart(request.caller, request.rows, state.cap)
+        keeps_apart, rows = state.isolation.keeps_apart, request.rows
+        merge = request.mergeable and not keeps_apart(request.caller, request.key, rows, state.cap)
         if not request.shadow:
             key, wait = request.key if merge else None, state.parameters.max_wait
             batchable = state.batchable.arrived(key, request.bucket, now, wait)

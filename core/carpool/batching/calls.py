@@ -82,7 +82,7 @@ class Calls:
         finished = batch.answered()
         if state.isolation.suspects.left:
             for request in finished:
-                state.isolation.suspects.succeeded(request.caller)
+                state.isolation.suspects.succeeded(request.caller, request.key)
         actions.append(Finish(batch, finished))
         if batch.halves is not None and batch.halves.succeed():
             state.limits.too_large(batch.halves.rows, works=batch.halves.largest)
@@ -91,7 +91,7 @@ class Calls:
     def _failed(self, batch: Batch, fault: Fault, now: float, actions: list[Action], *, idempotent: bool) -> None:
         first = batch.slices[0][0]
         if fault.kind is FaultKind.ITEM and len(batch.slices) == 1 and first.mergeable and first.caller is not None:
-            batch.state.isolation.suspects.failed(first.caller)
+            batch.state.isolation.suspects.failed(first.caller, first.key)
         verdict = judge(batch, fault, retry_transport=self._retry_transport and idempotent, idempotent=idempotent)
         batch.rest[:0] = verdict.parts
         for request in verdict.restarted:

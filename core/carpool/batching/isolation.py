@@ -20,11 +20,11 @@ EXTRA_SHARE = 0.20
 MAX_ISOLATED = 64
 """Batch keys of a model that are watched at a time; callers can invent keys."""
 
-FIRST_SPAN, LONGEST_SPAN = 8, 1024
-"""Good answers that a caller needs before its requests are batched again: after its first failure, and at most."""
+NEEDED, MOST_NEEDED = 4, 64
+"""Good answers that a caller needs after each failure before its requests are batched again, and at most."""
 
 MAX_SUSPECTS = 256
-"""Callers that are kept apart at a time."""
+"""Callers and keys that are kept apart at a time."""
 
 
 class Isolation:
@@ -39,11 +39,11 @@ class Isolation:
         """Batch keys with failing requests, the latest last."""
         self.suspects = Suspects()
 
-    def keeps_apart(self, caller: Hashable, rows: int, cap: int) -> str:
+    def keeps_apart(self, caller: Hashable, key: Hashable, rows: int, cap: int) -> str:
         """Return why a request may not be batched; ``""``: it may. A request of over ``cap`` rows is cut anyway."""
         if self.quarantined:
             return "quarantined"
-        return "failing-caller" if caller in self.suspects.left and rows <= cap else ""
+        return "failing-caller" if (caller, key) in self.suspects.left and rows <= cap else ""
 
     def failed(self, key: Hashable, rows: int) -> bool:
         """Note that one request made a batch of ``rows`` fail; return whether to search for it by halves."""
@@ -113,39 +113,32 @@ class RetryBudget:
 
 
 class Suspects:
-    """Callers whose requests failed by themselves: they are not batched with others for a while.
+    """Callers with failed requests, and the batch key of those: they are not batched with others for a while.
 
-    If one caller in ten sent only bad requests, batches of all others would otherwise fail. Behind a gateway all
-    requests come from one caller: where one in a hundred fails, 8 in a hundred are sent alone.
+    A caller that sends only bad requests would make batches of all others fail. A caller may also be a gateway, with the
+    requests of many clients. So what counts is the share that fails: beyond a fifth, it is kept apart for good.
     """
 
-    __slots__ = ("_answers", "_spans", "left")
+    __slots__ = ("_answers", "left")
 
     def __init__(self) -> None:
         self._answers = True  # to any caller, since the last failure: while all requests fail, no caller is to blame
-        self.left: dict[Hashable, int] = {}
-        """Good answers still needed, by caller, the latest failure last."""
-        self._spans: dict[Hashable, int] = {}
-        """By caller: how many were needed after the last failure."""
+        self.left: dict[tuple[Hashable, Hashable], int] = {}
+        """Good answers still needed, by caller and key, the latest failure last."""
 
-    def failed(self, caller: Hashable) -> None:
-        """Note that a request of this caller failed alone; a second failure in a row doubles the answers needed."""
-        span = self._spans.pop(caller, 0)
-        if self._answers or not span:
-            span = min(2 * span or FIRST_SPAN, LONGEST_SPAN)
+    def failed(self, caller: Hashable, key: Hashable) -> None:
+        """Note that a request of this caller failed alone."""
+        left = self.left.pop((caller, key), 0)
+        self.left[caller, key] = min(left + NEEDED, MOST_NEEDED) if self._answers or not left else left
         self._answers = False
-        self.left.pop(caller, None)
-        self.left[caller] = self._spans[caller] = span
         if len(self.left) > MAX_SUSPECTS:
-            self._forget(next(iter(self.left)))
+            del self.left[next(iter(self.left))]
 
-    def succeeded(self, caller: Hashable) -> None:
+    def succeeded(self, caller: Hashable, key: Hashable) -> None:
         """Note a good answer to this caller."""
         self._answers = True
-        if self.left.get(caller) == 1:
-            self._forget(caller)
-        elif caller in self.left:
-            self.left[caller] -= 1
-
-    def _forget(self, caller: Hashable) -> None:
-        del self.left[caller], self._spans[caller]
+        left = self.left.get((caller, key), 0)
+        if left > 1:
+            self.left[caller, key] = left - 1
+        elif left:
+            del self.left[caller, key]

@@ -64,7 +64,7 @@ class Merging:
                 key = self._padded_key(exchange, entry, parsed, parsed.fit, key, check)
         if reason is not None:
             self._note_alone(entry, reason, parsed.why)
-        elif apart := state.isolation.keeps_apart(exchange.peer, parsed.rows, state.cap):
+        elif apart := state.isolation.keeps_apart(exchange.peer, key, parsed.rows, state.cap):
             self._note_alone(entry, apart, KEPT_APART[apart])
         return reason is None, key, check
 

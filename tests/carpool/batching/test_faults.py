@@ -143,6 +143,21 @@ def test_rule_9_a_caller_with_bad_requests_costs_the_others_no_batches() -> None
     assert share_in_time(known=False) < 0.5
 
 
+@pytest.mark.parametrize(("rate", "key", "least"), [(600.0, 1, 0.99), (250.0, 0, 0.85)], ids=["another key", "one key"])
+def test_rule_9_a_gateway_with_a_few_bad_requests_keeps_its_batches(rate: float, key: int, least: float) -> None:
+    """Behind a proxy all requests have one caller. Without batches, the device serves 182 a second."""
+    random = Random("bad requests")
+    bad = [random.random() < 0.05 for _ in range(int(20 * rate))]
+    times = until(Poisson(rate), 20.0, Random("arrivals"))
+    load = [Arrival(time, poisoned=is_bad, key=is_bad * key, caller=1) for time, is_bad in zip(times, bad, strict=False)]
+    device = Device(linear(0.005, 0.0005))
+    outcome = Simulation(
+        load, device, slo=0.1, parameters=Parameters(max_batch=32), estimate=device.estimate(), shed_slo=True
+    ).run()
+    ends = [ENDS[code] for each, code in zip(load, outcome.ends, strict=True) if not each.poisoned]
+    assert ends.count(End.HIT) / len(ends) > least
+
+
 @pytest.mark.parametrize("mergeable", [True, False])
 def test_rule_9_who_sends_what_can_not_be_batched_anyway_is_no_suspect(mergeable: bool) -> None:
     # Behind a gateway all callers are one: a malformed request in twenty would end batching for everybody.

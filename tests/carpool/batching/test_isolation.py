@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from carpool.batching.isolation import FIRST_SPAN, LONGEST_SPAN, MAX_SUSPECTS, RetryBudget, Suspects
+from random import Random
+
+import pytest
+
+from carpool.batching.isolation import MAX_SUSPECTS, MOST_NEEDED, NEEDED, Isolation, RetryBudget, Suspects
 
 
 def test_the_credit_is_a_fifth_of_the_rows_that_succeed() -> None:
@@ -28,34 +32,51 @@ def test_batches_grow_again_once_nothing_fails() -> None:
     assert 2240 <= sum(sizes) <= 2300
 
 
-def test_a_suspect_is_trusted_again_after_eight_good_answers_and_after_twice_as_many_the_next_time() -> None:
+def test_a_suspect_is_trusted_again_after_four_good_answers_for_each_failure() -> None:
     suspects = Suspects()
     assert not suspects.left
-    suspects.failed("caller")
-    for _ in range(FIRST_SPAN - 1):
-        suspects.succeeded("caller")
-    assert "caller" in suspects.left
-    suspects.failed("caller")
-    for _ in range(2 * FIRST_SPAN - 1):
-        suspects.succeeded("caller")
-        suspects.succeeded("another")
-    assert "caller" in suspects.left
-    suspects.succeeded("caller")
-    assert "caller" not in suspects.left
-    suspects.failed("caller")
-    for _ in range(FIRST_SPAN):
-        suspects.succeeded("caller")
-    assert not suspects.left, "once trusted it begins anew"
+    suspects.failed("caller", "key")
+    for _ in range(NEEDED - 1):
+        suspects.succeeded("caller", "key")
+    suspects.failed("caller", "key")
+    for _ in range(NEEDED):
+        suspects.succeeded("caller", "key")
+        suspects.succeeded("another", "key")
+        suspects.succeeded("caller", "another")
+    assert ("caller", "key") in suspects.left
+    suspects.succeeded("caller", "key")
+    assert not suspects.left
+
+
+def test_a_failure_says_nothing_about_requests_that_can_not_share_its_batch() -> None:
+    isolation = Isolation()
+    isolation.suspects.failed("gateway", "three numbers")
+    assert isolation.keeps_apart("gateway", "three numbers", 1, 32) == "failing-caller"
+    assert not isolation.keeps_apart("gateway", "four numbers", 1, 32)
+    assert not isolation.keeps_apart("another", "three numbers", 1, 32)
+
+
+@pytest.mark.parametrize(("failing", "least", "most"), [(0.05, 0.15, 0.30), (0.5, 0.99, 1.0)])
+def test_a_gateway_of_which_few_requests_fail_is_mostly_trusted(failing: float, least: float, most: float) -> None:
+    rng, suspects = Random(1), Suspects()
+    apart = 0
+    for _ in range(10_000):
+        apart += bool(suspects.left)
+        if rng.random() < failing:
+            suspects.failed("gateway", "key")
+        else:
+            suspects.succeeded("gateway", "key")
+    assert least <= apart / 10_000 <= most
 
 
 def test_nobody_is_suspected_for_ever() -> None:
     suspects = Suspects()
     for _ in range(100):
-        suspects.failed("caller")
-        suspects.succeeded("another")
-    for _ in range(LONGEST_SPAN):
+        suspects.failed("caller", "key")
+        suspects.succeeded("another", "key")
+    for _ in range(MOST_NEEDED):
         assert suspects.left
-        suspects.succeeded("caller")
+        suspects.succeeded("caller", "key")
     assert not suspects.left
 
 
@@ -63,15 +84,16 @@ def test_while_the_model_fails_all_requests_no_caller_gets_more_suspect() -> Non
     """All came from one gateway: after 6 s of errors it took 1,024 good answers until they were batched again."""
     suspects = Suspects()
     for _ in range(1000):
-        suspects.failed("gateway")
-    for _ in range(FIRST_SPAN):
+        suspects.failed("gateway", "key")
+    for _ in range(NEEDED):
         assert suspects.left
-        suspects.succeeded("gateway")
+        suspects.succeeded("gateway", "key")
     assert not suspects.left
 
 
 def test_suspects_are_bounded_and_the_latest_stay() -> None:
     suspects = Suspects()
     for caller in range(2 * MAX_SUSPECTS):
-        suspects.failed(caller)
-    assert [caller in suspects.left for caller in (0, MAX_SUSPECTS - 1, MAX_SUSPECTS)] == [False, False, True]
+        suspects.failed(caller, "key")
+    callers = (0, MAX_SUSPECTS - 1, MAX_SUSPECTS)
+    assert [(caller, "key") in suspects.left for caller in callers] == [False, False, True]
