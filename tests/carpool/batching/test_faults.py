@@ -149,7 +149,9 @@ def test_rule_9_a_gateway_with_a_few_bad_requests_keeps_its_batches(rate: float,
     random = Random("bad requests")
     bad = [random.random() < 0.05 for _ in range(int(20 * rate))]
     times = until(Poisson(rate), 20.0, Random("arrivals"))
-    load = [Arrival(time, poisoned=is_bad, key=is_bad * key, caller=1) for time, is_bad in zip(times, bad, strict=False)]
+    load = [
+        Arrival(time, poisoned=is_bad, key=is_bad * key, caller=1) for time, is_bad in zip(times, bad, strict=False)
+    ]
     device = Device(linear(0.005, 0.0005))
     outcome = Simulation(
         load, device, slo=0.1, parameters=Parameters(max_batch=32), estimate=device.estimate(), shed_slo=True

@@ -57,7 +57,7 @@ def test_a_failure_says_nothing_about_requests_that_can_not_share_its_batch() ->
 
 
 @pytest.mark.parametrize(("failing", "least", "most"), [(0.05, 0.15, 0.30), (0.5, 0.99, 1.0)])
-def test_a_gateway_of_which_few_requests_fail_is_mostly_trusted(failing: float, least: float, most: float) -> None:
+def test_a_gateway_is_mostly_trusted_if_few_of_its_requests_fail(failing: float, least: float, most: float) -> None:
     rng, suspects = Random(1), Suspects()
     apart = 0
     for _ in range(10_000):
