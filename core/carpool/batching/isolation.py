@@ -115,8 +115,8 @@ class RetryBudget:
 class Suspects:
     """Callers with failed requests, and the batch key of those: they are not batched with others for a while.
 
-    A caller that sends only bad requests would make batches of all others fail. A caller may also be a gateway, with the
-    requests of many clients. So what counts is the share that fails: beyond a fifth, it is kept apart for good.
+    A caller that sends only bad requests would make batches of all others fail. A caller may also be a gateway, with
+    the requests of many clients. So the share that fails counts: beyond a fifth, it is kept apart for good.
     """
 
     __slots__ = ("_answers", "left")
