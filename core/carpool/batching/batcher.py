@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.batching.admission import AdmissionControl
-from carpool.batching.calls import Calls
+from carpool.batching.calls import Calls, until
 from carpool.batching.counters import CANCELLED, Stats
 from carpool.batching.model_state import ModelState
 from carpool.batching.queue_set import ALONE, QueueSet
@@ -67,8 +67,8 @@ class Batcher:
         late = calls.deadline <= now or slots.overdue_at <= now or (slots.abandoned and slots.abandoned[0][0] <= now)
         actions = self.poll(now) if late else []
         state = self._models.get(request.model) or self.model(request.model)
-        keeps_apart, rows = state.isolation.keeps_apart, request.rows
-        merge = request.mergeable and not keeps_apart(request.caller, request.key, rows, state.cap)
+        apart = state.isolation.keeps_apart(request.caller, request.key, request.rows, state.cap)
+        merge = request.mergeable and not apart
         if not request.shadow:
             key, wait = request.key if merge else None, state.parameters.max_wait
             batchable = state.batchable.arrived(key, request.bucket, now, wait)
@@ -85,7 +85,7 @@ class Batcher:
             queues[queue.key] = queue
         request.hold_until = request.arrived + state.parameters.max_wait
         queue.add(request)
-        calls.deadline = min(calls.deadline, request.deadline)
+        calls.deadline = min(calls.deadline, until(request, state))
         if state.load.taken < state.slots:
             # Slots are free, so the requests that wait are held until then; only this queue has changed.
             state.counters.excess_until = 0.0  # nothing is behind a cold batch any more
@@ -242,13 +242,13 @@ class Batcher:
         """Compose and dispatch batches while a model has a free slot and a queue that is due, the most urgent first."""
         if self._calls.deadline <= now:
             self._calls.expire(now, actions)
-        if self._slots.overdue_at <= now:
+        if overdue := self._slots.overdue_at <= now:
             self._slots.give_back(now)
-        while True:
-            queue, self._hold_until = self._queues.next(now)
-            if queue is None:
-                return
-            self._compose(queue, now, actions)
+        while (found := self._queues.next(now))[0] is not None:
+            self._compose(found[0], now, actions)
+        self._hold_until = found[1]
+        if overdue:
+            self._calls.expire(now, actions)
 
     def _compose(self, queue: Queue, now: float, actions: list[Action]) -> None:
         """Take the next batch from a queue and dispatch it, without the requests that it would make late."""

@@ -38,7 +38,7 @@ class Calls:
         self._slots = slots
         self._retry_transport = retry_transport
         self.deadline = inf
-        """A lower bound of the deadlines of all live requests."""
+        """A lower bound of when any live request ends by itself."""
 
     def send(self, batch: Batch, start: float, now: float, actions: list[Action]) -> None:
         """Hand a batch to the upstream, which begins it at ``start``."""
@@ -134,18 +134,19 @@ class Calls:
             self.resume(batch, now, actions)
 
     def expire(self, now: float, actions: list[Action]) -> None:
-        """End every request whose deadline has passed, waiting or in flight, and find the next deadline."""
+        """End every request that waits for too long or whose deadline has passed, and find when the next one does."""
         live = {request: queue.state for queue in self._queues.by_key.values() for request in queue}
         live.update(_live(part for batch in self._slots.all() for part in (batch, *batch.rest)))
         self._refuse_expired(live, now, actions)
-        self.deadline = min((request.deadline for request in live if request.deadline > now), default=inf)
+        self.deadline = min((end for each, state in live.items() if (end := until(each, state)) > now), default=inf)
 
     def _refuse_expired(self, live: dict[Request, ModelState], now: float, actions: list[Action]) -> None:
-        expired = [request for request in live if request.deadline <= now]
+        expired = [request for request, state in live.items() if until(request, state) <= now]
         for request in expired:
+            reason = Refused.EXPIRED if request.deadline <= now else Refused.LATE
             if not request.shadow:
-                live[request].counters.missed(Refused.EXPIRED)
-            actions.append(Refusal(request, Refused.EXPIRED))
+                live[request].counters.refused(reason, now)
+            actions.append(Refusal(request, reason))
         self.depart(expired, now, actions)
 
     def _serve_anew(self, request: Request, batch: Batch, now: float, actions: list[Action]) -> Batch:
@@ -164,6 +165,12 @@ class Calls:
         request.taken = request.unserved = request.rows
         request.mergeable = False
         return Batch(batch.state, (request.model, ALONE), request.bucket, [(request, 0, request.rows)], request.rows)
+
+
+def until(request: Request, state: ModelState) -> float:
+    """Return when a request ends at the latest: nobody waits for a stuck model to be refused for being late."""
+    late = state.stuck and state.belief.shed_slo and request.sheddable and not (request.exempt or request.taken)
+    return min(request.due, request.deadline) if late else request.deadline
 
 
 def _live(batches: Iterable[Batch]) -> dict[Request, ModelState]:

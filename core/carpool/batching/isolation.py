@@ -115,8 +115,8 @@ class RetryBudget:
 class Suspects:
     """Callers with failed requests, and the batch key of those: they are not batched with others for a while.
 
-    A caller that sends only bad requests would make batches of all others fail. A caller may also be a gateway, with
-    the requests of many clients. So the share that fails counts: beyond a fifth, it is kept apart for good.
+    A caller of bad requests only would make all batches fail. A gateway has requests of many clients, so the share that
+    fails counts: beyond a fifth, it is kept apart for good.
     """
 
     __slots__ = ("_answers", "left")
@@ -124,7 +124,7 @@ class Suspects:
     def __init__(self) -> None:
         self._answers = True  # to any caller, since the last failure: while all requests fail, no caller is to blame
         self.left: dict[tuple[Hashable, Hashable], int] = {}
-        """Good answers still needed, by caller and key, the latest failure last."""
+        """Good answers still needed, by caller and key, the latest answer last."""
 
     def failed(self, caller: Hashable, key: Hashable) -> None:
         """Note that a request of this caller failed alone."""
@@ -137,8 +137,5 @@ class Suspects:
     def succeeded(self, caller: Hashable, key: Hashable) -> None:
         """Note a good answer to this caller."""
         self._answers = True
-        left = self.left.get((caller, key), 0)
-        if left > 1:
+        if (left := self.left.pop((caller, key), 0)) > 1:
             self.left[caller, key] = left - 1
-        elif left:
-            del self.left[caller, key]

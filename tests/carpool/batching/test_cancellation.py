@@ -196,3 +196,24 @@ def test_rule_8_the_device_is_not_busy_with_an_overdue_call() -> None:
     assert to.stats(30.0).device_busy == LEAST_OVERDUE
     to.complete(hung, 40.0)
     assert to.stats(50.0).device_busy == LEAST_OVERDUE
+
+
+def test_rule_8_nobody_waits_for_a_stuck_model_to_be_refused() -> None:
+    to = held(max_batch=1, max_wait=0.0)
+    to.learn("m", estimate(base=0.01, row=0.0), 0.0, shed_slo=True)
+    (hung,) = batches(to.arrive(request(), 0.0))
+    # 1. Until the call is overdue, it may be answered any moment.
+    late = [request(0.005, slo=0.5) for _ in range(3)]
+    assert not send(to, 0.005, *late)
+    assert to.wake_at() == LEAST_OVERDUE
+    assert refusals(to.poll(LEAST_OVERDUE)) == [(one, Refused.LATE) for one in late]
+    # 2. Whoever comes now is sent, as its slot is free; the next ones wait until they are late.
+    (next_one,) = batches(to.arrive(request(1.25), 1.25))
+    waits, too_short = request(1.25, slo=0.125), request(1.25, slo=0.001)
+    assert not send(to, 1.25, waits, too_short)
+    assert to.wake_at() == 1.375
+    assert refusals(to.poll(1.375)) == [(waits, Refused.LATE)], "the other would be late anywhere"
+    # 3. The model answers again.
+    to.complete(hung, 1.5)
+    (last,) = batches(to.complete(next_one, 1.5))
+    assert waiters(last) == [too_short]
