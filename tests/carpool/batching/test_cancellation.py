@@ -207,7 +207,7 @@ def test_rule_8_nobody_waits_for_a_stuck_model_to_be_refused() -> None:
     assert not send(to, 0.005, *late)
     assert to.wake_at() == LEAST_OVERDUE
     assert refusals(to.poll(LEAST_OVERDUE)) == [(one, Refused.LATE) for one in late]
-    # 2. Whoever comes now is sent, as its slot is free; the next ones wait until they are late.
+    # 2. A request that comes now is sent, as the slot is free; the next ones wait until they are late.
     (next_one,) = batches(to.arrive(request(1.25), 1.25))
     waits, too_short = request(1.25, slo=0.125), request(1.25, slo=0.001)
     assert not send(to, 1.25, waits, too_short)
