@@ -36,6 +36,9 @@ NAMED = 3
 REFRESH = 30.0
 """Seconds between two reads of a model's metadata from the server."""
 
+SOON = 5.0
+"""Seconds until a server is asked again that did not say anything about a model's axis."""
+
 
 class Entry:
     """One model version: its lane, and why its requests may not be merged.
@@ -56,6 +59,7 @@ class Entry:
         "record",
         "seen",
         "sequence",
+        "unanswered",
         "unknown",
         "version",
         "waiters",
@@ -76,6 +80,8 @@ class Entry:
         self.headers: bytes | None = None
         """The header part of the last request's key."""
         self.axis: Axis | None = None
+        self.unanswered = "the server has not been asked yet"
+        """Why that is not known."""
         self.record = Record()
         """The checks of its batches."""
         self.configured = configured
@@ -129,7 +135,7 @@ class Entry:
         """A sentence on its axis, with the fix where requests are not batched."""
         if self.configured is not None and self.configured.axis is not AxisChoice.AUTO:
             return f"the policy says axis {self.configured.axis}"
-        return "the server has not been asked yet" if self.axis is None else self.axis.reason
+        return self.unanswered if self.axis is None else self.axis.reason
 
 
 class ModelTable:
@@ -178,9 +184,10 @@ class ModelTable:
         self._admit_configured()
         self.ask_again()
 
-    def ask_again(self) -> None:
-        """Read the server's metadata of every model again."""
-        self._unresolved.update(self._entries)
+    def ask_again(self, *, unknown: bool = False) -> None:
+        """Read the server's metadata of every model again; ``unknown``: only of those whose axis is not known."""
+        again = {key: entry for key, entry in self._entries.items() if not unknown or entry.axis is None}
+        self._unresolved.update(again)
         self._asked.set()
 
     async def unresolved(self) -> Entry:
@@ -253,13 +260,16 @@ class Resolver:
         self._changed = changed
 
     async def run(self) -> None:
-        """Resolve the table's entries until cancelled, and read all metadata again every ``REFRESH``."""
+        """Resolve the table's entries until cancelled; read metadata again every ``REFRESH``, or ``SOON`` if unknown."""
+        clock = asyncio.get_running_loop().time
+        refresh = clock() + REFRESH
         while True:
             try:
-                async with asyncio.timeout(REFRESH):
+                async with asyncio.timeout(SOON):
                     entry = await self._table.unresolved()
             except TimeoutError:
-                self._table.ask_again()
+                self._table.ask_again(unknown=clock() < refresh)
+                refresh = refresh if clock() < refresh else clock() + REFRESH
             else:
                 await self.resolve(entry)
 
@@ -288,7 +298,8 @@ class Resolver:
                 f"tensor is the batch, set `models: [{{name: {entry.model}, axis: First}}]`",
             )
             self._learn(entry, axis)
-        # Any other answer is inconclusive: it is asked again after the next refresh, and nothing is batched until then.
+        elif answer.status:
+            entry.unanswered = f"the server answers {path} with {answer.status}, so its batch axis is not known yet"
 
     def _learn(self, entry: Entry, axis: Axis) -> None:
         if axis != entry.axis and entry in self._table:

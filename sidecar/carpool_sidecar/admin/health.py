@@ -43,7 +43,8 @@ class Patience:
 class Health:
     """Mirrors the model's readiness.
 
-    ``found`` is called when a server answers for the first time, or again after it was gone; its argument says which.
+    ``found`` is called when a server answers for the first time or becomes ready (False), and when one answers again
+    after it was gone (True).
     ``clock`` gives monotonic seconds. ``patience``: for how long a model that was ready may answer that it is not, or
     not answer, before it counts as unready. One that refuses connections counts as unready at once.
     """
@@ -99,7 +100,8 @@ class Health:
     def observe(self, answer: Document) -> None:
         """Take one answer about the model's readiness."""
         before = self.reason
-        was_ready = self.ready and not self._gone
+        loaded = self.ready
+        was_ready = loaded and not self._gone
         if answer.status or answer.foreign:
             # Read as kubelets read readiness answers: a pod that is ready without a sidecar is ready with one. A server
             # of another protocol, such as gRPC or TLS, does not know the request either, and may hang up.
@@ -113,6 +115,8 @@ class Health:
                 self._gone = False
                 self._found(self._known)
                 self._known = True
+            elif self.ready and not loaded:
+                self._found(False)  # while a model is loaded, the server need not describe it
         elif answer.reachable:
             # A server with one worker answers after its present request: it is busy, not broken. A server without V2
             # need not answer.

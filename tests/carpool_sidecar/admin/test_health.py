@@ -59,7 +59,16 @@ def test_a_slow_server_is_not_ready_and_not_restarted(health):
     health.observe(Document(0, reachable=True))
     assert not health.ready
     health.observe(Document(200))
+    assert health.found == [False, False]
+
+
+def test_a_model_that_was_loaded_is_asked_for_its_metadata(health):
+    health.observe(Document(503))
     assert health.found == [False]
+    health.observe(Document(503))
+    health.observe(Document(200))
+    health.observe(Document(200))
+    assert health.found == [False, False]
 
 
 def test_a_restart_between_two_checks_is_detected_by_the_calls_that_failed(health):
