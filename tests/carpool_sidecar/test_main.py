@@ -16,6 +16,7 @@ import pytest
 
 from carpool_sidecar.main import CANNOT_START, CUT_SHORT, OK, WRONG_CONFIG, main
 
+SLO = {"latency": {"p99": "50ms"}}
 COMMAND = (sys.executable, "-m", "carpool_sidecar.main")
 
 
@@ -49,6 +50,16 @@ async def launch(world):
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+def test_a_model_file_without_its_extra_is_a_wrong_configuration(config_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    for module in ("sessions", "onnx"):
+        monkeypatch.delitem(sys.modules, f"carpool_sidecar.backends.{module}", raising=False)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    file = config_file(json.dumps({"onnx": {"path": str(tmp_path / "model.onnx")}, "policy": {"slo": SLO}}))
+    assert main(["--config", str(file)]) == WRONG_CONFIG
+    assert capsys.readouterr().err == f"{file}: onnx: this needs onnxruntime: pip install 'carpool-serving[onnx]'\n"
 
 
 def test_the_version_needs_no_configuration(capsys):

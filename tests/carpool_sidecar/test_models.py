@@ -6,8 +6,8 @@ import json
 import pytest
 
 from carpool.policy.spec import Axis, Model
-from carpool_sidecar.backends.base import Document
 from carpool_sidecar import models
+from carpool_sidecar.backends.base import Document
 from carpool_sidecar.models import MAX_ENTRIES, OTHER, ModelTable, Resolver
 from carpool_sidecar.protocols.common import Endpoint
 from carpool_sidecar.protocols.models import Axis as BatchAxis

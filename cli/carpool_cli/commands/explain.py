@@ -101,12 +101,12 @@ def command(
     for gone in after.rolled_back:
         click.echo(taken_back(gone))
     if not shown and not after.token_streams.models:
-        click.echo("no decision yet: the tuner has not seen a request")
+        click.echo("no decision yet: no request that could be batched has come")
     for each in shown:
         click.echo(text_of(each, after.slo_seconds, not_batched(after)))
     lines = list(compared(explanation, observed, time.time()))
     if not lines and not after.token_streams.models:
-        lines = ["no request has come yet"]
+        lines = [] if posted(after) else ["no request has come yet"]
     for line in ["", *lines] if lines else []:
         click.echo(line)
 

@@ -176,7 +176,7 @@ def _chosen(report: Report, model: str | None, address: str) -> str:
             f"them. carpool explain {address} shows them; carpool simulate --generative forecasts a gate"
         )
     if not asked:
-        raise AdminError(f"no request has come to {address} yet: send some, e.g. {_SEND}")
+        raise AdminError(f"no request that could be batched has come to {address} yet: send some, e.g. {_SEND}")
     names = ", ".join(name or '""' for name in asked)
     if model is None:
         if len(asked) > 1:

@@ -150,7 +150,8 @@ class Flights:
             self._under_way[batch] = Flight(self, batch, [])
             self.landed(batch, 0, Fault(FaultKind.UNREADABLE))
             return
-        self._counts.sent(batch.model, batch.rows)
+        if not batch.slices[0][0].shadow:
+            self._counts.sent(batch.model, batch.rows)
         body: Body
         headers: Headers
         try:

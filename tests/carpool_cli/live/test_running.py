@@ -166,7 +166,7 @@ def test_token_streams_are_said_not_to_be_forecast():
         kv_token_seconds=8e-8, prompt_token_seconds=5.5e-5, kv_size=None,
     )  # fmt: skip
     served = client(models={"m": stats(arrivals=0)})
-    with pytest.raises(AdminError, match="no request has come"):
+    with pytest.raises(AdminError, match="no request that could be batched has come"):
         running.read(served, None)
     with pytest.raises(AdminError, match=r"http://127\.0\.0\.1:9090 serves token streams, which their engine batches"):
         running.read(Client(replace(served.answer, token_streams=TokenStreams(gate=gate))), None)
@@ -179,7 +179,7 @@ def test_requests_that_name_no_model_are_a_model():
 @pytest.mark.parametrize(
     ("lanes", "counted", "says"),
     [
-        ({}, {"arrivals": 0}, "no request has come to http://127.0.0.1:9090 yet: send some"),
+        ({}, {"arrivals": 0}, "no request that could be batched has come to http://127.0.0.1:9090 yet: send some"),
         ({"arrivals": []}, {}, "does not say when they came: it is an older sidecar's, update it"),
         ({"arrivals": [(1.0, 1)]}, {"arrivals": 1}, "a single request to m is no load: send more"),
         ({}, {"cells": []}, r"batch latency of m is unknown: no batch was measured yet"),

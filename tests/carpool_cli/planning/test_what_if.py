@@ -284,7 +284,7 @@ def test_a_running_sidecar_is_replayed_plotted_and_reported(launched, echo, carp
     with launched("--upstream", echo, "--slo-p99", "50ms") as up:
         nobody = carpool("simulate", "--from-running", up.admin)
         assert nobody.exit_code == 1
-        assert nobody.output.startswith("Error: no request has come to ")
+        assert nobody.output.startswith("Error: no request that could be batched has come to ")
         done = carpool("bench", up.data, "--rate", 300, "--requests", 900, "--warm-up", "0s")
         assert done.exit_code == 0, done.output
         picture = tmp_path / "what-if.png"
@@ -325,7 +325,7 @@ def test_what_the_port_wants_is_shown(launched, echo, carpool, tmp_path):
     with launched("--upstream", echo, "--slo-p99", "50ms", "--set", f"apiKeyFile={key}") as up:
         assert "give --key-file" in carpool("simulate", "--from-running", up.admin).output
         opened = carpool("simulate", "--from-running", up.admin, "--key-file", key).output
-        assert opened.startswith("Error: no request has come to ")
+        assert opened.startswith("Error: no request that could be batched has come to ")
 
 
 @pytest.mark.parametrize(

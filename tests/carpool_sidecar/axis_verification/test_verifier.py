@@ -440,6 +440,8 @@ async def test_a_batch_of_copies_is_measured_and_nobody_waits_for_its_answer(wor
     assert json.loads(world.model.received[-1].body)["instances"] == [rows[0].tolist()] * 16
     since = sidecar.batcher.stats(sidecar.clock()).since(before).models["m"]
     assert (since.arrivals, since.rows, since.hits) == (2, 2, 2)
+    counts = sidecar.driver.counts
+    assert counts.batch_rows["m"] == sidecar.batcher.stats(sidecar.clock()).models["m"].rows, "of callers only"
     assert 16 in {cell[1] for cell in since.cells}, "its latency is known"
     assert sidecar.driver.verifier.results["m", "agreed"] == TRIALS + 2
     # Once: another one has to be asked for.
