@@ -260,7 +260,7 @@ class Resolver:
         self._changed = changed
 
     async def run(self) -> None:
-        """Resolve the table's entries until cancelled; ask again every ``REFRESH``, and every ``SOON`` about unknown axes."""
+        """Resolve the table's entries until cancelled; ask again every ``REFRESH``, ``SOON`` about unknown axes."""
         clock = asyncio.get_running_loop().time
         refresh = clock() + REFRESH
         while True:
