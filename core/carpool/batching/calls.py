@@ -61,8 +61,7 @@ class Calls:
             excess = self._succeeded(batch, now, actions, stalled=stalled)
         else:
             self._failed(batch, fault, now, actions, idempotent=idempotent)
-        if not batch.overdue:
-            self._slots.note_end(now)
+        self._slots.note_end(now, overdue=batch.overdue)
         if abs(now - batch.finish) > UNFORESEEN:
             self._slots.forecast_again(now)
         return excess

@@ -15,14 +15,9 @@ if TYPE_CHECKING:
     from carpool.batching.model_state import ModelState
     from carpool.batching.requests import Batch
 
-OVERDUE = 4.0
-"""Times its forecast duration after which a call gives its slot back: it may never be answered."""
-
-LEAST_OVERDUE = 1.0
-"""Seconds before which no call is overdue: hosts pause, and a first batch may compile a kernel."""
-
-OVERDUE_UNKNOWN = 5.0
-"""Seconds after which a call of unknown duration is overdue."""
+OVERDUE, LEAST_OVERDUE, OVERDUE_UNKNOWN = 4.0, 1.0, 5.0
+"""Times its forecast duration after which a call gives its slot back, as it may never be answered; seconds before that
+none does, as hosts pause and first batches may compile kernels; seconds after which one of unknown duration does."""
 
 COMPLETIONS = 256
 """How many times of slots given back are remembered."""
@@ -32,8 +27,8 @@ class Slots:
     """The slots of all models."""
 
     __slots__ = (
-        "_busy", "_busy_since", "_completed", "_completions", "_dispatched", "abandoned", "in_flight", "overdue_at",
-        "taken",
+        "_busy", "_busy_since", "_completed", "_completions", "_dispatched", "_overdue_ended", "abandoned", "in_flight",
+        "overdue_at", "taken",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -48,6 +43,8 @@ class Slots:
         self._completed = 0
         self._completions: deque[float] = deque(maxlen=COMPLETIONS)
         """When the last slots were given back: batches that waited in the upstream began then."""
+        self._overdue_ended = -inf
+        """When the last overdue call ended: batches sent before waited behind it in the upstream."""
         self._busy = 0.0
         self._busy_since = 0.0
 
@@ -86,8 +83,11 @@ class Slots:
         if not self.taken:
             self._busy += now - self._busy_since
 
-    def note_end(self, now: float) -> None:
-        """Remember when a slot was given back."""
+    def note_end(self, now: float, *, overdue: bool = False) -> None:
+        """Remember when a slot was given back, or when a call ended whose slot was given back before."""
+        if overdue:
+            self._overdue_ended = now
+            return
         self._completed += 1
         self._completions.append(now)
 
@@ -189,7 +189,7 @@ class Slots:
         fewer have, e is refuted, and the time counts as zero.
         """
         sample, taken = batch.state.counters.sample, batch.in_flight
-        sample((batch.bucket, batch.rows, taken, 0), now - batch.dispatched)
+        sample((batch.bucket, batch.rows, taken, 0), now - max(batch.dispatched, self._overdue_ended))
         if taken == 1:
             return
         completions = self._completions

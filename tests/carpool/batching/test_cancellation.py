@@ -217,3 +217,25 @@ def test_rule_8_nobody_waits_for_a_stuck_model_to_be_refused() -> None:
     to.complete(hung, 1.5)
     (last,) = batches(to.complete(next_one, 1.5))
     assert waiters(last) == [too_short]
+
+
+def test_rule_8_what_waited_behind_an_overdue_call_took_no_longer_itself() -> None:
+    """Two such times in one interval are no outlier any more: the model seemed to vary, and overloaded for minutes."""
+    to = held(max_batch=1, max_wait=0.0)
+    (hung,) = batches(to.arrive(request(), 0.0))
+    to.poll(LEAST_OVERDUE)
+    (behind,) = batches(to.arrive(request(LEAST_OVERDUE), LEAST_OVERDUE))
+    to.complete(hung, 3.0)
+    to.complete(behind, 3.0 + 2**-7)
+    (kind,) = to.stats(4.0).models["m"].samples()
+    assert (kind.batches, kind.busy) == (1, 2**-7), "the first of a size does not count"
+    # A slower model is overdue with each call, and is learned from all the same.
+    (first,) = batches(to.arrive(request(4.0), 4.0))
+    to.poll(4.0 + LEAST_OVERDUE)
+    (second,) = batches(to.arrive(request(5.0), 5.0))
+    to.complete(first, 6.0)
+    to.poll(7.0)
+    assert second.overdue
+    to.complete(second, 8.0)
+    (kind,) = to.stats(9.0).models["m"].samples()
+    assert (kind.batches, kind.busy) == (3, 2**-7 + 2.0 + 2.0)
