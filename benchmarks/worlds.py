@@ -183,7 +183,7 @@ def climb(task: tuple[str, str, tuple[int, ...]]) -> Row:
 
 
 def play(name: str, contender_name: str, seed: int) -> list[Tally]:
-    """Let a contender serve a world's rising loads: what came of each."""
+    """Let a contender serve a world's rising loads; return one tally per load."""
     world = WORLDS[name]
     times = [world.times(max(rows, 1)) for rows in range(MOST + 1)]
     curve = ServiceTime.measured(dict(enumerate(times[1:], 1)), noise=world.noise, executors=world.concurrency)

@@ -37,7 +37,7 @@ REFRESH = 30.0
 """Seconds between two reads of a model's metadata from the server."""
 
 SOON = 5.0
-"""Seconds until a server is asked again that did not say anything about a model's axis."""
+"""Seconds until a server is asked again about a model that it may be loading."""
 
 
 class Entry:
@@ -54,6 +54,7 @@ class Entry:
         "configured",
         "headers",
         "lane",
+        "loading",
         "model",
         "proven",
         "record",
@@ -80,6 +81,8 @@ class Entry:
         self.headers: bytes | None = None
         """The header part of the last request's key."""
         self.axis: Axis | None = None
+        self.loading = False
+        """Whether the server may describe it soon: its last answer was a failure of its own, or none."""
         self.unanswered = "the server has not been asked yet"
         """Why that is not known."""
         self.record = Record()
@@ -184,9 +187,9 @@ class ModelTable:
         self._admit_configured()
         self.ask_again()
 
-    def ask_again(self, *, unknown: bool = False) -> None:
-        """Read the server's metadata of every model again; ``unknown``: only of those whose axis is not known."""
-        again = {key: entry for key, entry in self._entries.items() if not unknown or entry.axis is None}
+    def ask_again(self, *, loading: bool = False) -> None:
+        """Read the server's metadata of every model again; ``loading``: only of those that it may describe soon."""
+        again = {key: entry for key, entry in self._entries.items() if not loading or entry.loading}
         self._unresolved.update(again)
         self._asked.set()
 
@@ -260,7 +263,7 @@ class Resolver:
         self._changed = changed
 
     async def run(self) -> None:
-        """Resolve the table's entries until cancelled; ask again every ``REFRESH``, ``SOON`` about unknown axes."""
+        """Resolve the table's entries until cancelled; ask again every ``REFRESH``, ``SOON`` if loading."""
         clock = asyncio.get_running_loop().time
         refresh = clock() + REFRESH
         while True:
@@ -268,7 +271,7 @@ class Resolver:
                 async with asyncio.timeout(SOON):
                     entry = await self._table.unresolved()
             except TimeoutError:
-                self._table.ask_again(unknown=clock() < refresh)
+                self._table.ask_again(loading=clock() < refresh)
                 refresh = refresh if clock() < refresh else clock() + REFRESH
             else:
                 await self.resolve(entry)
@@ -279,6 +282,7 @@ class Resolver:
             f"/versions/{quote(entry.version, safe='')}" if entry.version else ""
         )
         answer = await self._backend.ask(path.encode())
+        entry.loading = entry.axis is None and (answer.status in {0, 429} or answer.status >= 500)
         if answer.status == 200:
             said = _outline(answer.body)
             axis = self._backend.axis(entry.model)
@@ -298,8 +302,9 @@ class Resolver:
                 f"tensor is the batch, set `models: [{{name: {entry.model}, axis: First}}]`",
             )
             self._learn(entry, axis)
-        elif answer.status:
-            entry.unanswered = f"the server answers {path} with {answer.status}, so its batch axis is not known yet"
+        else:
+            why = f"the server answers {path} with {answer.status}" if answer.status else answer.why or "no answer came"
+            entry.unanswered = f"{why}, so its batch axis is not known yet"
 
     def _learn(self, entry: Entry, axis: Axis) -> None:
         if axis != entry.axis and entry in self._table:

@@ -236,13 +236,14 @@ async def test_the_background_asks_about_what_is_new_and_then_again(forgotten, w
 
 async def test_a_server_that_does_not_describe_a_model_yet_is_asked_again_soon(forgotten, wait_until, monkeypatch):
     monkeypatch.setattr(models, "SOON", 0.01)
-    table = ModelTable([Model(name="known"), Model(name="loading")], forgotten.append)
-    server = Server(known=Document(200, metadata([-1])), loading=Document(503))
+    table = ModelTable([Model(name="known"), Model(name="other"), Model(name="loading")], forgotten.append)
+    server = Server(known=Document(200, metadata([-1])), other=Document(400), loading=Document(503))
     made = Resolving(table, server)
     task = asyncio.create_task(made.run())
     await wait_until(lambda: server.asked.count(b"/v2/models/loading") > 3)
     known, loading = table.entry(endpoint("known")), table.entry(endpoint("loading"))
     assert server.asked.count(b"/v2/models/known") == 1, "only every 30 s"
+    assert server.asked.count(b"/v2/models/other") == 1, "it will say no more"
     assert loading.reason == "the server answers /v2/models/loading with 503, so its batch axis is not known yet"
     server.documents["loading"] = Document(200, metadata([-1]))
     await wait_until(lambda: made.learned == [known, loading])

@@ -11,8 +11,8 @@ from carpool.batching.batcher import Batcher
 from carpool.batching.requests import Failure, Finish, Priority, Refusal, Request
 from carpool.tuning.exploration import TAKES
 from carpool_sidecar.axis_verification.check import TRIAL_ROWS, TRIALS
-from carpool_sidecar.axis_verification.record import Record
-from carpool_sidecar.dispatch.trials import delayed, seconds_of
+from carpool_sidecar.axis_verification.record import Delays, Record
+from carpool_sidecar.dispatch.trials import arrivals_at, concurrency_of, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,7 @@ class SidecarBatcher:
         """Rows of batches of copies that the tuner wants; one of them is sent."""
         self._record = Record()
         self._record.rows = TRIALS * TRIAL_ROWS  # batches were verified before
+        self._delays = Delays()
         self.model, self.stats, self.wake_at = batcher.model, batcher.stats, batcher.wake_at
 
     def arrive(self, request: Request, now: float) -> list[Action]:
@@ -45,7 +46,7 @@ class SidecarBatcher:
             copies = Request(
                 key=request.key, arrived=now, due=request.due, deadline=request.deadline, rows=rows, mergeable=False,
                 shadow=True, tokens=request.tokens // request.rows * rows, bucket=request.bucket, model=request.model,
-                payload=state.counters.arrivals, priority=Priority.HIGH,
+                payload=arrivals_at(self._batcher), priority=Priority.HIGH,
             )  # fmt: skip
             found = [*found, *self._batcher.arrive(copies, now)]
         return self._of_callers(found)
@@ -57,7 +58,7 @@ class SidecarBatcher:
     def complete(self, batch: Batch, now: float, *, fault: Fault | None = None, stalled: bool = False) -> list[Action]:
         """Take a batch's outcome."""
         if (first := batch.slices[0][0]).shadow:
-            self._record.delays.add(delayed(batch.state, first.payload))
+            self._delays.add((arrivals_at(self._batcher) - first.payload) / concurrency_of(batch.state))
         return self._of_callers(self._batcher.complete(batch, now, fault=fault, stalled=stalled))
 
     def cancel(self, request: Request, now: float) -> list[Action]:
@@ -76,7 +77,7 @@ class SidecarBatcher:
         """Whether a batch of copies would fail, or take too much of the SLO from too many requests."""
         state, record = self._batcher.model(request.model), self._record
         refused = record.refused is not None and rows >= record.refused
-        if refused or not record.delays.allow(state.counters.arrivals, request.arrived):
+        if refused or not self._delays.allow(arrivals_at(self._batcher), request.arrived):
             return True
         return seconds_of(state, request.bucket, rows) > TAKES * (request.due - request.arrived)
 

@@ -53,7 +53,7 @@ class AdmissionControl:
                 return Refused.QUEUE_FULL
         # 2. Time. An idle upstream admits all, and an unknown service time refuses none. A request that would be late
         # even on an idle upstream is not refused for the SLO: nobody could serve it better.
-        request.exempt = request.exempt or not self._slots.taken
+        request.exempt = request.exempt or not (self._slots.taken or self._slots.in_flight)
         estimate = queue.estimate
         if request.exempt or estimate is None:
             return None
@@ -94,9 +94,9 @@ class AdmissionControl:
     def _finish(self, queue: Queue, request: Request, estimate: Estimate, now: float) -> float:
         """Forecast the end of an arriving request at its position: behind full batches, in its own as it is by now.
 
-        Requests that make that batch larger come later, and are refused or dropped first. Taking it to be full from the
-        start refuses requests that the model has time for (decision 8). The drop at dispatch, with the real batch, is
-        the exact half of the rule. While a slot is free, requests only wait to be batched: they leave with this one.
+        Requests that make that batch larger come later, and are refused or dropped first; if it counted as full from
+        the start, requests would be refused that the model has time for (decision 8). The drop at dispatch, with the
+        real batch, is exact. While a slot is free, requests only wait to be batched: they leave with this one.
         """
         state = queue.state
         servers = min(estimate.executors, state.slots)

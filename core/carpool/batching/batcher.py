@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.batching.admission import AdmissionControl
-from carpool.batching.calls import Calls, until
+from carpool.batching.calls import Calls, latest_end
 from carpool.batching.counters import CANCELLED, Stats
 from carpool.batching.model_state import ModelState
 from carpool.batching.queue_set import ALONE, QueueSet
@@ -85,7 +85,7 @@ class Batcher:
             queues[queue.key] = queue
         request.hold_until = request.arrived + state.parameters.max_wait
         queue.add(request)
-        calls.deadline = min(calls.deadline, until(request, state))
+        calls.deadline = min(calls.deadline, latest_end(request, state))
         if state.load.taken < state.slots:
             # Slots are free, so the requests that wait are held until then; only this queue has changed.
             state.counters.excess_until = 0.0  # nothing is behind a cold batch any more
@@ -159,6 +159,7 @@ class Batcher:
         if shed_slo:
             for queue in self._queues.of(state):
                 queue.shed()
+            self._calls.deadline = now  # some may be late already
         return self.poll(now)
 
     def restarted(self, now: float, *, model: str | None = None) -> list[Action]:
@@ -244,9 +245,11 @@ class Batcher:
             self._calls.expire(now, actions)
         if overdue := self._slots.overdue_at <= now:
             self._slots.give_back(now)
-        while (found := self._queues.next(now))[0] is not None:
-            self._compose(found[0], now, actions)
-        self._hold_until = found[1]
+        queue, self._hold_until = self._queues.next(now)
+        while queue is not None:
+            self._compose(queue, now, actions)
+            overdue = overdue or queue.state.load.overdue > 0
+            queue, self._hold_until = self._queues.next(now)
         if overdue:
             self._calls.expire(now, actions)
 

@@ -23,6 +23,9 @@ WRONG_ROWS = Fault(FaultKind.ROWS)
 UNFORESEEN = 0.001
 """If a batch ends so many seconds off its forecast, the batches behind it are forecast again."""
 
+TICK = 1 / 64
+"""Seconds within which requests that wait for a stuck model are refused together: each look is at all requests."""
+
 _GONE = Request(key=None, arrived=0.0, due=0.0)
 """Stands in a batch for a request that is served again elsewhere."""
 _GONE.ended = True
@@ -61,7 +64,8 @@ class Calls:
             excess = self._succeeded(batch, now, actions, stalled=stalled)
         else:
             self._failed(batch, fault, now, actions, idempotent=idempotent)
-        self._slots.note_end(now, overdue=batch.overdue)
+        if not batch.overdue:
+            self._slots.note_end(now)
         if abs(now - batch.finish) > UNFORESEEN:
             self._slots.forecast_again(now)
         return excess
@@ -137,10 +141,10 @@ class Calls:
         live = {request: queue.state for queue in self._queues.by_key.values() for request in queue}
         live.update(_live(part for batch in self._slots.all() for part in (batch, *batch.rest)))
         self._refuse_expired(live, now, actions)
-        self.deadline = min((end for each, state in live.items() if (end := until(each, state)) > now), default=inf)
+        self.deadline = min((end for each in live.items() if (end := latest_end(*each)) > now), default=inf)
 
     def _refuse_expired(self, live: dict[Request, ModelState], now: float, actions: list[Action]) -> None:
-        expired = [request for request, state in live.items() if until(request, state) <= now]
+        expired = [request for request, state in live.items() if latest_end(request, state) <= now]
         for request in expired:
             reason = Refused.EXPIRED if request.deadline <= now else Refused.LATE
             if not request.shadow:
@@ -166,10 +170,10 @@ class Calls:
         return Batch(batch.state, (request.model, ALONE), request.bucket, [(request, 0, request.rows)], request.rows)
 
 
-def until(request: Request, state: ModelState) -> float:
-    """Return when a request ends at the latest: nobody waits for a stuck model to be refused for being late."""
+def latest_end(request: Request, state: ModelState) -> float:
+    """Return when a request ends at the latest: with a stuck model, at its due time if it would be refused for that."""
     late = state.stuck and state.belief.shed_slo and request.sheddable and not (request.exempt or request.taken)
-    return min(request.due, request.deadline) if late else request.deadline
+    return min(-(-request.due // TICK) * TICK, request.deadline) if late else request.deadline
 
 
 def _live(batches: Iterable[Batch]) -> dict[Request, ModelState]:

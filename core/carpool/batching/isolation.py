@@ -17,14 +17,11 @@ EXTRA_SHARE = 0.20
 """Rows that may be served again for each that succeeds. Measured with four shares of failing requests on two devices:
 0.1 carries up to a fifth less load, 0.5 up to a tenth less."""
 
-MAX_ISOLATED = 64
-"""Batch keys of a model that are watched at a time; callers can invent keys."""
-
 NEEDED, MOST_NEEDED = 4, 64
 """Good answers that a caller needs after each failure before its requests are batched again, and at most."""
 
-MAX_SUSPECTS = 256
-"""Callers and keys that are kept apart at a time."""
+MAX_ISOLATED, MAX_SUSPECTS = 64, 256
+"""Batch keys that are watched at a time, and callers that are kept apart; callers can invent keys."""
 
 
 class Isolation:
@@ -76,9 +73,8 @@ class RetryBudget:
     """How large a batch of one key may be while some of its requests fail and are searched for.
 
     Rows that are served again use up a credit: ``EXTRA_ROWS`` at most, refilled by ``EXTRA_SHARE`` of the rows that
-    succeed. If it is too small, they are still sent again, each request alone, and batches become
-    half as large. They double again once the credit covers a search at twice the size. With one failing request
-    in a hundred a batch of 32 fails every fourth time and costs 64 rows: batches end up at 4 to 8 rows.
+    succeed. If it is too small, each request is sent again alone, and batches become half as large, until it covers a
+    search at twice the size. If one request in a hundred fails, every fourth batch of 32 does: they end at 4 to 8 rows.
     """
 
     __slots__ = ("credit", "largest", "limit")
@@ -113,10 +109,9 @@ class RetryBudget:
 
 
 class Suspects:
-    """Callers with failed requests, and the batch key of those: they are not batched with others for a while.
+    """Callers with failed requests, and the key of those: they are kept apart, for good if more than a fifth fail.
 
-    A caller of bad requests only would make all batches fail. A gateway has requests of many clients, so the share that
-    fails counts: beyond a fifth, it is kept apart for good.
+    A caller of bad requests only would make all batches fail, but a gateway also has requests of other clients.
     """
 
     __slots__ = ("_answers", "left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -68,7 +69,7 @@ class Belief:
 class Load:
     """A model's load: what waits in all its queues, and what is with the upstream."""
 
-    __slots__ = ("gave_back", "overdue", "requests", "rows", "size", "taken", "tokens")
+    __slots__ = ("gave_back", "overdue", "overdue_ended", "requests", "rows", "size", "taken", "tokens")
 
     def __init__(self) -> None:
         self.requests = 0
@@ -79,6 +80,7 @@ class Load:
         """Slots taken: by calls under way that are not overdue, and by abandoned ones that the upstream computes."""
         self.overdue = 0
         """Calls under way that gave their slots back, since they take far longer than forecast."""
+        self.overdue_ended = -inf  # the last one; batches sent before may have waited for it in the upstream
         self.gave_back = 0
         """All calls that ever gave their slots back."""
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from carpool.batching.requests import Batch
 
 OVERDUE, LEAST_OVERDUE, OVERDUE_UNKNOWN = 4.0, 1.0, 5.0
-"""Times its forecast duration after which a call gives its slot back, as it may never be answered; seconds before that
-none does, as hosts pause and first batches may compile kernels; seconds after which one of unknown duration does."""
+"""A call may never be answered. So it gives its slot back after so many times its forecast, but not before so many
+seconds (hosts pause, first batches compile kernels); and after so many seconds if its duration is unknown."""
 
 COMPLETIONS = 256
 """How many times of slots given back are remembered."""
@@ -27,8 +27,8 @@ class Slots:
     """The slots of all models."""
 
     __slots__ = (
-        "_busy", "_busy_since", "_completed", "_completions", "_dispatched", "_overdue_ended", "abandoned", "in_flight",
-        "overdue_at", "taken",
+        "_busy", "_busy_since", "_completed", "_completions", "_dispatched", "abandoned", "in_flight", "overdue_at",
+        "taken",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -43,8 +43,6 @@ class Slots:
         self._completed = 0
         self._completions: deque[float] = deque(maxlen=COMPLETIONS)
         """When the last slots were given back: batches that waited in the upstream began then."""
-        self._overdue_ended = -inf
-        """When the last overdue call ended: batches sent before waited behind it in the upstream."""
         self._busy = 0.0
         self._busy_since = 0.0
 
@@ -70,10 +68,18 @@ class Slots:
         self.in_flight[batch] = None
 
     def end(self, batch: Batch, now: float) -> None:
-        """Remove a call that has ended, and free its slot unless that was given back before."""
+        """Remove a call that has ended, and free its slot unless that was given back before.
+
+        If it took far longer than forecast, it began when the upstream ended an overdue call, if it did meanwhile.
+        """
         del self.in_flight[batch]
+        waited = batch.state.load.overdue_ended - batch.dispatched
+        if waited > 0 and now - batch.dispatched > 2 * (batch.finish - batch.dispatched):
+            batch.dispatched += waited
+            batch.finish += waited
         if batch.overdue:
             batch.state.load.overdue -= 1
+            batch.state.load.overdue_ended = self.overdue_at = now  # another one may be overdue now
         else:
             self._vacate(batch.state, now)
 
@@ -83,11 +89,8 @@ class Slots:
         if not self.taken:
             self._busy += now - self._busy_since
 
-    def note_end(self, now: float, *, overdue: bool = False) -> None:
-        """Remember when a slot was given back, or when a call ended whose slot was given back before."""
-        if overdue:
-            self._overdue_ended = now
-            return
+    def note_end(self, now: float) -> None:
+        """Remember when a slot was given back."""
         self._completed += 1
         self._completions.append(now)
 
@@ -95,15 +98,14 @@ class Slots:
         """Free the slots of calls that take far longer than forecast; at most as many more as a model has."""
         for batch in self.in_flight:
             if not batch.overdue and batch.overdue_at <= now:
-                batch.overdue_at = inf
                 state = batch.state
                 if state.load.overdue < state.slots:
-                    batch.overdue = True
+                    batch.overdue, batch.overdue_at = True, inf
                     state.load.overdue += 1
                     state.load.gave_back += 1
                     self._vacate(state, now)
                     self.note_end(now)
-        self.overdue_at = min((batch.overdue_at for batch in self.in_flight if not batch.overdue), default=inf)
+        self.overdue_at = min((each.overdue_at for each in self.in_flight if each.overdue_at > now), default=inf)
 
     # ------------------------------------------------------------------------------------------- abandoned calls
 
@@ -162,10 +164,7 @@ class Slots:
         return start if now < start and finishes[-1] < inf else now
 
     def forecast_again(self, now: float) -> None:
-        """Forecast again the end of batches that queue in the upstream: the first of them begins now.
-
-        Without this, one batch that took longer than forecast would make every later forecast too early by as much.
-        """
+        """Forecast the end of batches that queue in the upstream again, after one took longer: the first begins now."""
         line = [batch for batch in self.in_flight if not batch.overdue]
         if not line:
             return
@@ -189,7 +188,7 @@ class Slots:
         fewer have, e is refuted, and the time counts as zero.
         """
         sample, taken = batch.state.counters.sample, batch.in_flight
-        sample((batch.bucket, batch.rows, taken, 0), now - max(batch.dispatched, self._overdue_ended))
+        sample((batch.bucket, batch.rows, taken, 0), now - batch.dispatched)
         if taken == 1:
             return
         completions = self._completions

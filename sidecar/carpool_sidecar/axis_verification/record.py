@@ -48,7 +48,7 @@ class Verified(StrEnum):
 
 
 class Delays:
-    """Counts the requests that arrived while a batch of copies was served, and so had to wait for it."""
+    """Counts the requests, of all models, that arrived while a batch of copies was served and so had to wait for it."""
 
     __slots__ = ("_arrivals", "_delayed", "_until")
 
@@ -60,8 +60,8 @@ class Delays:
         """End of the first seconds."""
 
     def add(self, requests: float) -> None:
-        """Count requests that were delayed."""
-        self._delayed += requests
+        """Count requests that were delayed; behind a batch that hangs, not more than copies may delay at first."""
+        self._delayed += min(requests, FIRST_DELAYED)
 
     def allow(self, arrivals: int, now: float) -> bool:
         """Whether another batch of copies may delay requests, after so many arrivals in all."""
@@ -72,15 +72,14 @@ class Delays:
 
 
 class Record:
-    """The checks of one model version, the rows that they used, and the requests that they delayed."""
+    """The checks of one model version, and the rows that they used."""
 
-    __slots__ = ("checks", "delays", "disagreed", "refused", "rows")
+    __slots__ = ("checks", "disagreed", "refused", "rows")
 
     def __init__(self) -> None:
         self.checks: dict[object, Check] = {}
         self.rows = 0
         """Rows of trials."""
-        self.delays = Delays()
         self.refused: int | None = None
         """Rows of the smallest batch of copies that was answered with an error."""
         self.disagreed = ""

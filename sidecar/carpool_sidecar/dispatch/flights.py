@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from carpool.batching.requests import Batch, Fault, FaultKind
 from carpool_sidecar.dispatch.answers import UpstreamAnswer, fault_kind, shareable, without_text
+from carpool_sidecar.dispatch.waiters import Shadow
 from carpool_sidecar.http1.client.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable
 from carpool_sidecar.protocols import CODECS
@@ -150,7 +151,7 @@ class Flights:
             self._under_way[batch] = Flight(self, batch, [])
             self.landed(batch, 0, Fault(FaultKind.UNREADABLE))
             return
-        if not batch.slices[0][0].shadow:
+        if not isinstance(first.exchange, Shadow):
             self._counts.sent(batch.model, batch.rows)
         body: Body
         headers: Headers

@@ -30,7 +30,7 @@ UNCHARGED = 8192
 
 KEPT_APART = {
     "quarantined": "an answer to a batch had another number of rows",
-    "failing-caller": "an earlier request of this caller failed by itself",
+    "failing-caller": "an earlier request of this caller with the same key failed by itself",
 }
 """Reasons for which the Batcher sends a mergeable request alone, and what each means."""
 

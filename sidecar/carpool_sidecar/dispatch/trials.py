@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from carpool.batching.requests import Priority, Request, time_of
 from carpool.tuning.exploration import TAKES
 from carpool_sidecar.axis_verification.check import LEAST_ROWS, TRIAL_ROWS, Kind
+from carpool_sidecar.axis_verification.record import Delays
 from carpool_sidecar.dispatch.waiters import Shadow, Waiter
 from carpool_sidecar.http1.messages import size_of
 
@@ -32,10 +33,15 @@ def seconds_of(state: ModelState, bucket: int, rows: int) -> float:
     return time_of(estimate.of(bucket).times, rows) + state.first_batches.excess(bucket, rows)
 
 
-def delayed(state: ModelState, arrivals: int) -> float:
-    """Return how many requests waited for a batch: those since ``arrivals``, as far as no other server took them."""
+def arrivals_at(batcher: Batcher) -> int:
+    """Return the requests of all models that have arrived."""
+    return sum(state.counters.arrivals for state in batcher.models())
+
+
+def concurrency_of(state: ModelState) -> int:
+    """Return the server concurrency: so many servers take the requests that come while one serves a batch."""
     estimate = state.belief.estimate
-    return (state.counters.arrivals - arrivals) / (1 if estimate is None else estimate.executors)
+    return 1 if estimate is None else estimate.executors
 
 
 class Trials:
@@ -60,6 +66,7 @@ class Trials:
         self._clock = clock
         self._largest = largest
         self._do = do
+        self._delays = Delays()
 
     @property
     def limits(self) -> Limits:
@@ -70,12 +77,12 @@ class Trials:
         self, entry: Entry, trial: Trial, message: Message, answered: Callable[[UpstreamAnswer | None], None]
     ) -> None:
         """Send a trial through the Batcher, as a request without a caller that is not counted in metrics."""
-        state, record = self._batcher.model(entry.lane), entry.record
-        arrivals = state.counters.arrivals
+        state = self._batcher.model(entry.lane)
+        arrivals = arrivals_at(self._batcher) if trial.kind is Kind.COPIES else 0
 
         def ended(answer: UpstreamAnswer | None) -> None:
-            if trial.kind is Kind.COPIES:
-                record.delays.add(delayed(state, arrivals))
+            if trial.kind is Kind.COPIES and answer is not None:
+                self._delays.add((arrivals_at(self._batcher) - arrivals) / concurrency_of(state))
             self._models.left(entry)
             answered(answer)
 
@@ -117,7 +124,7 @@ class Trials:
     def delays(self, entry: Entry, parsed: Parsed[Any], rows: int) -> bool:
         """Whether a batch with the rows of a request repeated would delay others for too long, or too many others."""
         bucket, state = 0 if parsed.fit is None else parsed.fit.bucket, self._batcher.model(entry.lane)
-        allowed = entry.record.delays.allow(state.counters.arrivals, self._clock())
+        allowed = self._delays.allow(arrivals_at(self._batcher), self._clock())
         return not allowed or seconds_of(state, bucket, rows) > TAKES * self._terms.due
 
     def served(self, entry: Entry) -> int:

@@ -9,7 +9,7 @@ from batchers import ITEM, batcher, batches, held, occupied, refusals, request, 
 from machine import estimate
 
 from carpool.batching.counters import CANCELLED
-from carpool.batching.requests import Abort, Batch, Finish, Refusal, Refused
+from carpool.batching.requests import Abort, Batch, Fault, FaultKind, Finish, Refusal, Refused
 from carpool.batching.slots import LEAST_OVERDUE, OVERDUE_UNKNOWN
 from carpool.policy.spec import Admission
 
@@ -239,3 +239,41 @@ def test_rule_8_what_waited_behind_an_overdue_call_took_no_longer_itself() -> No
     to.complete(second, 8.0)
     (kind,) = to.stats(9.0).models["m"].samples()
     assert (kind.batches, kind.busy) == (3, 2**-7 + 2.0 + 2.0)
+
+
+def test_rule_8_requests_that_wait_when_shedding_begins_are_refused_once_they_are_late() -> None:
+    to = held(max_batch=1, max_wait=0.0)
+    hung = batches(to.arrive(request(), 0.0)) + batches(to.poll(LEAST_OVERDUE))
+    hung += batches(to.arrive(request(1.25), 1.25))
+    late, waits = request(1.25, slo=0.25, deadline=60.0), request(1.25, slo=1.0, deadline=60.0)
+    assert not send(to, 1.25, late, waits)
+    to.poll(1.75)
+    assert refusals(to.learn("m", estimate(), 2.0, shed_slo=True)) == [(late, Refused.LATE)]
+    assert to.wake_at() == 2.25
+    assert refusals(to.poll(2.25)) == [(waits, Refused.LATE)]
+    assert len(hung) == 2
+
+
+def test_rule_8_the_next_call_is_overdue_once_the_first_has_ended() -> None:
+    to = held(max_batch=1, max_wait=0.0)
+    first, second, third = request(), request(deadline=60.0), request(deadline=60.0)
+    (hung,) = batches(send(to, 0.0, first, second, third))
+    to.poll(LEAST_OVERDUE)
+    assert not batches(to.poll(3.0)), "one may be overdue"
+    (sent,) = batches(to.complete(hung, 3.0, fault=Fault(FaultKind.TRANSPORT)))
+    assert waiters(sent) == [third]
+    assert to.model("m").stuck
+
+
+def test_rule_8_a_call_that_took_as_long_as_forecast_did_not_wait_for_an_overdue_one() -> None:
+    to = held(max_batch=1, max_wait=0.0, slots=2)
+    to.learn("m", estimate(base=0.5, row=0.0).computed(2), 0.0)
+    for start in (0.0, 4.0):
+        hung, other = batches(send(to, start, request(start, slo=9.0), request(start, slo=9.0)))
+        to.complete(other, start + 0.5)
+        to.poll(start + 2.0)
+        (beside,) = batches(to.arrive(request(start + 2.0, slo=9.0), start + 2.0))
+        to.complete(hung, start + 2.25)
+        to.complete(beside, start + 2.5)
+    assert hung.overdue
+    assert beside.dispatched == 6.0

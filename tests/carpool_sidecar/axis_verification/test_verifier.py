@@ -480,11 +480,13 @@ async def test_no_copies_for_a_while_after_they_delayed_many_requests(world, ser
     world.model.behave = busy
     await copied(world, sidecar, client, load, 16)
     assert len(world.model.received) == calls + 2
+    await copied(world, sidecar, client, load, 16)
+    assert len(world.model.received) == calls + 4, "as many as copies may delay at first"
     await copied(world, sidecar, client, load, 8)
-    assert len(world.model.received) == calls + 3, "no copies"
-    counters.arrivals += round(2 / DELAYED_SHARE)
+    assert len(world.model.received) == calls + 5, "no copies"
+    counters.arrivals += round(FIRST_DELAYED / DELAYED_SHARE) + 100
     await copied(world, sidecar, client, load, 8)
-    assert len(world.model.received) == calls + 5
+    assert len(world.model.received) == calls + 7
 
 
 def test_later_fewer_requests_are_delayed_than_at_first():
@@ -496,10 +498,13 @@ def test_later_fewer_requests_are_delayed_than_at_first():
     enough = 1000 + round((FIRST_DELAYED - DELAYED) / DELAYED_SHARE)
     assert not delays.allow(enough - 1, 1e3)
     assert delays.allow(enough + 1, 1e3)
-    # What was not used is not kept.
+    # What was not used is not kept, and a batch that hangs counts no more than that.
     assert delays.allow(10**9, 1e3)
+    delays.add(10**6)
+    assert delays.allow(10**9 + round(FIRST_DELAYED / DELAYED_SHARE), 1e3)
+    assert delays.allow(2 * 10**9, 1e3)
     delays.add(DELAYED + 1)
-    assert not delays.allow(10**9, 1e3)
+    assert not delays.allow(2 * 10**9, 1e3)
 
 
 async def test_copies_that_are_too_large_say_nothing_of_smaller_batches(world, served, load):

@@ -589,3 +589,10 @@ async def test_the_connection_of_a_caller_cut_off_says_so(world):
     world.sidecars.clear()
     with pytest.raises(UpstreamError):
         await first
+
+
+async def test_rows_of_batches_count_callers_of_every_priority(world):
+    sidecar, client = await world.start()
+    for priority in (b"normal", b"batch"):
+        assert (await client.predict(b"1, 2", [(b"x-carpool-priority", priority)])).status == 200
+    assert sidecar.driver.counts.batch_rows == {"m": 4}

@@ -234,11 +234,21 @@ async def test_other_expectations_fail(site):
 @pytest.mark.parametrize(
     ("limits", "request_bytes", "status", "named"),
     [
-        ({"max_target_bytes": 100}, b"GET /" + b"a" * 200 + b" HTTP/1.1\r\nHost: h\r\n\r\n", 414, "a fixed limit"),
-        ({"max_target_bytes": 100}, b"GET /" + b"a" * 200, 414, "a fixed limit"),
-        ({"max_head_bytes": 300}, b"GET / HTTP/1.1\r\nX: " + b"a" * 400, 431, "a fixed limit"),
-        ({"max_head_bytes": 300}, b"GET / HTTP/1.1\r\nHost: h\r\nX: %b\r\n\r\n" % (b"a" * 400), 431, "a fixed limit"),
-        ({"max_headers": 5}, b"GET / HTTP/1.1\r\nHost: h\r\n%b\r\n" % (b"X: y\r\n" * 5), 431, "a fixed limit"),
+        (
+            {"max_target_bytes": 100},
+            b"GET /" + b"a" * 200 + b" HTTP/1.1\r\nHost: h\r\n\r\n",
+            414,
+            "target is over 100 bytes, which is a fixed limit",
+        ),
+        ({"max_target_bytes": 100}, b"GET /" + b"a" * 200, 414, "target is over 100 bytes, which is a fixed limit"),
+        ({"max_head_bytes": 300}, b"GET / HTTP/1.1\r\nX: " + b"a" * 400, 431, "head is over 300 bytes"),
+        (
+            {"max_head_bytes": 300},
+            b"GET / HTTP/1.1\r\nHost: h\r\nX: %b\r\n\r\n" % (b"a" * 400),
+            431,
+            "head is over 300 bytes",
+        ),
+        ({"max_headers": 5}, b"GET / HTTP/1.1\r\nHost: h\r\n%b\r\n" % (b"X: y\r\n" * 5), 431, "over 5 header fields"),
         ({"max_body_bytes": 4}, POST, 413, "raise bodies.maxRequest"),
         ({"max_body_bytes": 4}, POST + b"hello", 413, "raise bodies.maxRequest"),
         ({"max_body_bytes": 4}, EXPECT, 413, "raise bodies.maxRequest"),
