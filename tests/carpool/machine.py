@@ -12,6 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from carpool.batching.batcher import Batcher
+from carpool.batching.calls import latest_end
 from carpool.batching.isolation import EXTRA_ROWS, EXTRA_SHARE
 from carpool.batching.queue_set import ALONE
 from carpool.batching.requests import (
@@ -261,6 +262,9 @@ class Driver:
             # All of it is taken also where it is to be served anew, behind another part in its slot.
             assert request.taken in {self.sent[request], request.rows}, "rows were skipped"
         assert all(any(request in self.live for request, _, _ in batch.slices) for batch in self.calls)
+        for request in waiting:
+            end = latest_end(request, batcher.model(request.model))
+            assert end > self.now, "a late request waits for a stuck model"
 
     def check_totals(self) -> None:
         """Hits, misses and the living add up to arrivals; what was served twice stays within its budget."""

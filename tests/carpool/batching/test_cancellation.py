@@ -277,3 +277,15 @@ def test_rule_8_a_call_that_took_as_long_as_forecast_did_not_wait_for_an_overdue
         to.complete(beside, start + 2.5)
     assert hung.overdue
     assert beside.dispatched == 6.0
+
+
+def test_rule_8_a_held_request_ends_at_its_due_time_if_another_takes_the_last_slot_of_a_stuck_model() -> None:
+    to = held(max_batch=8, max_wait=5.0)
+    to.learn("m", estimate(), 0.0, shed_slo=True)
+    assert len(batches(to.arrive(request(rows=8), 0.0))) == 1
+    to.poll(LEAST_OVERDUE)
+    waits = request(1.25, slo=0.375)
+    assert not to.arrive(waits, 1.25)
+    assert len(batches(to.arrive(request(1.25, key="another", rows=8), 1.25))) == 1
+    assert to.wake_at() == 1.625
+    assert refusals(to.poll(1.625)) == [(waits, Refused.LATE)]

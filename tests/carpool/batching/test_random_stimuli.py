@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,9 +13,8 @@ from machine import FAILURES, MODELS, Driver, estimate, random_parameters, rando
 from soak import soak
 
 from carpool.batching.requests import Estimate, Fault, FaultKind
-
-if TYPE_CHECKING:
-    from random import Random
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
 
 
 class Riding(RuleBasedStateMachine):
@@ -99,3 +98,28 @@ TestRiding.settings = settings(
 @pytest.mark.parametrize("seed", range(20))
 def test_soak_in_small(seed: int) -> None:
     assert soak(seed, 1000).arrivals > 200
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rule_8_whatever_happens_nobody_waits_for_a_stuck_model_beyond_the_due_time(seed: int) -> None:
+    random = Random(seed)
+    driver = Driver()
+    driver.configure(
+        Parameters(max_batch=2, max_wait=Duration(random.choice((0.0, 0.2))), max_in_flight=random.choice((1, 2)))
+    )
+    for _ in range(300):
+        match random.randrange(6):
+            case 0 | 1:
+                slo = random.choice((0.001, 0.1, 0.5, 2.0))
+                driver.arrive(
+                    key=random.choice("kj"), model=random.choice(("m", "m", "n")), due=driver.now + slo,
+                    deadline=driver.now + 20.0,
+                )  # fmt: skip
+            case 2 | 3:
+                driver.advance(random.choice((0.01, 0.3, 1.5)))
+            case 4 if driver.calls:
+                driver.complete(random.choice(list(driver.calls)))
+            case 5:
+                driver.learn("m", estimate(), shed_slo=random.random() < 0.7)
+        driver.check()
+    driver.quiesce()
