@@ -39,7 +39,9 @@ class SidecarBatcher:
         """Admit a request or refuse it; let a batch of copies follow, if one is wanted and there is room for it."""
         found = self._batcher.arrive(request, now)
         state, record = self._batcher.model(request.model), self._record
-        rows = next((each for each in self.wanted if not self._is_harmful(request, each)), 0)
+        rows = 0
+        if self.wanted and self._delays.allow(arrivals_at(self._batcher), now):
+            rows = next((each for each in self.wanted if not self._is_harmful(request, each)), 0)
         if 0 < rows <= record.room(state.limits.served_rows):
             record.rows += rows
             self.wanted = ()
@@ -74,12 +76,11 @@ class SidecarBatcher:
         return self._of_callers(self._batcher.learn(model, estimate, now, shed_slo=shed_slo))
 
     def _is_harmful(self, request: Request, rows: int) -> bool:
-        """Whether a batch of copies would fail, or take too much of the SLO from too many requests."""
-        state, record = self._batcher.model(request.model), self._record
-        refused = record.refused is not None and rows >= record.refused
-        if refused or not self._delays.allow(arrivals_at(self._batcher), request.arrived):
+        """Whether a batch of copies would fail, or take too much of the SLO from other requests."""
+        if self._record.refused is not None and rows >= self._record.refused:
             return True
-        return seconds_of(state, request.bucket, rows) > TAKES * (request.due - request.arrived)
+        seconds = seconds_of(self._batcher.model(request.model), request.bucket, rows)
+        return seconds > TAKES * (request.due - request.arrived)
 
     def _of_callers(self, actions: list[Action]) -> list[Action]:
         """Leave out what is about copies, which have a batch of their own, but for that batch."""
