@@ -87,7 +87,7 @@ METRICS = (
         "Of answers with success, from a request's last byte in to its answer's last byte out",
     ),
     Metric("queue_wait_seconds", "summary", ("model",), "From a request's arrival to its first dispatch"),
-    Metric("batch_size", "histogram", ("model",), "Rows of the batches sent for callers (none of the sidecar's own copies)"),
+    Metric("batch_size", "histogram", ("model",), "Rows of the batches sent for callers; own copies are left out"),
     Metric("queue_rows", "gauge", (), "Rows waiting"),
     Metric("queue_bytes", "gauge", (), "Bytes of the requests waiting"),
     Metric("buffered_bytes", "gauge", (), "Bytes buffered of requests and answers, bounded by bodies.maxBuffered"),
