@@ -16,6 +16,7 @@ from itertools import count, product
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import compiled
 import msgspec
 from autoscaling import HERE, searched, situation_of
 from evidence import commit, today
@@ -130,6 +131,7 @@ def play(name: str, *, first_calls: bool = True) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Measure, write, and say what is beyond the limit."""
+    compiled.start_again()
     names = sys.argv[1:] or list(SCENARIOS)
     rows = [row for name in names for row in play(name)]
     print("without first calls")

@@ -84,7 +84,7 @@ class Entry:
         self.loading = False
         """Whether the server may describe it soon: its last answer was a failure of its own, or none."""
         self.unanswered = "the server has not been asked yet"
-        """Why that is not known."""
+        """Why the axis is not known."""
         self.record = Record()
         """The checks of its batches."""
         self.configured = configured
@@ -271,8 +271,10 @@ class Resolver:
                 async with asyncio.timeout(SOON):
                     entry = await self._table.unresolved()
             except TimeoutError:
-                self._table.ask_again(loading=clock() < refresh)
-                refresh = refresh if clock() < refresh else clock() + REFRESH
+                is_due = clock() >= refresh
+                self._table.ask_again(loading=not is_due)
+                if is_due:
+                    refresh = clock() + REFRESH
             else:
                 await self.resolve(entry)
 

@@ -411,7 +411,9 @@ def _backend(config: SidecarConfig, upstream: Upstream | None, budget: Budget, t
     try:
         from carpool_sidecar.backends.onnx import OnnxBackend  # noqa: PLC0415 - 60 MiB that an upstream does without
     except ModuleNotFoundError as error:
-        raise PolicyError("onnx", f"this needs {error.name}: pip install 'carpool-serving[onnx]'") from None
+        raise PolicyError(
+            "onnx", f"serving a model file needs {error.name}: pip install 'carpool-serving[onnx]'"
+        ) from None
 
     assert config.onnx is not None  # noqa: S101 - for the type checker: validated
     return OnnxBackend(config.onnx)

@@ -59,7 +59,10 @@ def test_a_model_file_without_its_extra_is_a_wrong_configuration(config_file, tm
     (tmp_path / "model.onnx").write_bytes(b"")
     file = config_file(json.dumps({"onnx": {"path": str(tmp_path / "model.onnx")}, "policy": {"slo": SLO}}))
     assert main(["--config", str(file)]) == WRONG_CONFIG
-    assert capsys.readouterr().err == f"{file}: onnx: this needs onnxruntime: pip install 'carpool-serving[onnx]'\n"
+    assert (
+        capsys.readouterr().err
+        == f"{file}: onnx: serving a model file needs onnxruntime: pip install 'carpool-serving[onnx]'\n"
+    )
 
 
 def test_the_version_needs_no_configuration(capsys):

@@ -11,7 +11,8 @@ from carpool.batching.batcher import Batcher
 from carpool.batching.requests import Failure, Finish, Priority, Refusal, Request
 from carpool.tuning.exploration import TAKES
 from carpool_sidecar.axis_verification.check import TRIAL_ROWS, TRIALS
-from carpool_sidecar.axis_verification.record import Delays, Record
+from carpool_sidecar.axis_verification.delays import Delays
+from carpool_sidecar.axis_verification.record import Record
 from carpool_sidecar.dispatch.trials import arrivals_at, concurrency_of, seconds_of
 
 if TYPE_CHECKING:

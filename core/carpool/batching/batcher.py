@@ -248,7 +248,7 @@ class Batcher:
         queue, self._hold_until = self._queues.next(now)
         while queue is not None:
             self._compose(queue, now, actions)
-            overdue = overdue or queue.state.load.overdue > 0
+            overdue = overdue or (queue.state.stuck and queue.state.belief.shed_slo)
             queue, self._hold_until = self._queues.next(now)
         if overdue:
             self._calls.expire(now, actions)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from carpool.batching.requests import Priority, Request, time_of
 from carpool.tuning.exploration import TAKES
 from carpool_sidecar.axis_verification.check import LEAST_ROWS, TRIAL_ROWS, Kind
-from carpool_sidecar.axis_verification.record import Delays
+from carpool_sidecar.axis_verification.delays import Delays
 from carpool_sidecar.dispatch.waiters import Shadow, Waiter
 from carpool_sidecar.http1.messages import size_of
 

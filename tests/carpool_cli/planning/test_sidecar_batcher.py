@@ -16,7 +16,8 @@ from carpool.tuning.tuner import INTERVAL, Tuner
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.sidecar_batcher import SidecarBatcher
 from carpool_cli.planning.twin import Sidecars, tuned
-from carpool_sidecar.axis_verification.record import DELAYED_SHARE, FIRST_DELAYED, FREE_ROWS, SHARE
+from carpool_sidecar.axis_verification.delays import DELAYED_SHARE, FIRST_DELAYED
+from carpool_sidecar.axis_verification.record import FREE_ROWS, SHARE
 
 POLICY = for_p99(0.1)
 DEVICE = Device(linear(0.010, 0.001), cv=0.05)

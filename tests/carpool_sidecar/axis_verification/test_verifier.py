@@ -12,14 +12,8 @@ import pytest
 from carpool.batching.requests import Estimate
 from carpool_sidecar.axis_verification import verifier as verifier_module
 from carpool_sidecar.axis_verification.check import LONE, TRIALS
-from carpool_sidecar.axis_verification.record import (
-    DELAYED,
-    DELAYED_SHARE,
-    FIRST_DELAYED,
-    FIRST_SECONDS,
-    FREE_ROWS,
-    Delays,
-)
+from carpool_sidecar.axis_verification.delays import DELAYED, DELAYED_SHARE, FIRST_DELAYED, FIRST_SECONDS, Delays
+from carpool_sidecar.axis_verification.record import FREE_ROWS
 from carpool_sidecar.http1.messages import find
 
 FIRST = [{"name": "m", "axis": "First"}]

@@ -217,7 +217,7 @@ class Upstream(asyncio.Protocol):
             size = (stop if stop > 3 else len(data)) - position
             if size > limit:
                 raise HttpError(
-                    502, "head-too-large", f"the answer's head is over {limit:.0f} bytes, which is a fixed limit"
+                    502, "head-too-large", f"the model answers with a head of over {limit:.0f} bytes, a fixed limit"
                 )
             if stop == 3:
                 self._buffer = data[position:]

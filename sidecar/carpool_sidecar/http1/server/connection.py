@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         outgoing = self._outgoing = Outgoing(app, clock, limits.max_pipelined, wire, intake, time_limits)
         self._incoming = Incoming(app, clock, limits, server.turns, server.passage, wire, intake, time_limits, outgoing)
         if not server.opened(self):
-            text = f"{limits.max_connections} connections are open, which is a fixed limit: add replicas"
+            text = f"{limits.max_connections} connections are open, a fixed limit: add replicas"
             self._incoming.refuse(self, HttpError(503, "too-many-connections", text))
 
     def data_received(self, data: bytes) -> None:

@@ -74,10 +74,10 @@ class HeadReader:
         complete = stop > 3
         size = (stop if complete else len(data)) - position
         if size > limits.max_target_bytes and data.find(b"\r\n", position, position + limits.max_target_bytes) < 0:
-            text = f"the request's target is over {limits.max_target_bytes} bytes, which is a fixed limit"
+            text = f"the request's target is over {limits.max_target_bytes} bytes, a fixed limit: send a shorter one"
             raise HttpError(414, "target-too-long", text)
         if size > limits.max_head_bytes:
-            text = f"the request's head is over {limits.max_head_bytes} bytes, which is a fixed limit"
+            text = f"the request's head is over {limits.max_head_bytes} bytes, a fixed limit: send fewer headers"
             raise HttpError(431, "head-too-large", text)
         if not complete:
             return None, position
@@ -86,7 +86,7 @@ class HeadReader:
         raw = data if size == len(data) else data[position:stop]
         head = parse_request_head(raw)
         if len(head.headers) > limits.max_headers:
-            text = f"the request has over {limits.max_headers} header fields, which is a fixed limit"
+            text = f"the request has over {limits.max_headers} header fields, a fixed limit: send fewer"
             raise HttpError(431, "too-many-headers", text)
         if size <= LONGEST_KEPT:
             self._last, self._last_head = raw, head
