@@ -223,11 +223,6 @@ class Batcher:
         return len(self._slots.all())
 
     @property
-    def overdue(self) -> int:
-        """Calls under way that gave their slots back."""
-        return sum(state.load.overdue for state in self._models.values())
-
-    @property
     def slots(self) -> int:
         """Batches of all models that may be with the upstream at once."""
         return sum(state.slots for state in self._models.values()) or self._default.max_in_flight

@@ -361,7 +361,7 @@ class Forecaster:
         load = self.load()
         if number and self.samples > 1:
             # Not kept: a hundred may be played, each once.
-            arrivals = sampling.drawn(self.situation.process, self.requests, number, load.scale)
+            arrivals = sampling.times(self.situation.process, self.requests, load.scale, number, exact=False)
             load = load._replace(arrivals=arrivals, draws=sampling.draws(self.situation.service.noise, number))
         latencies: list[float] = []
         situation = self.situation

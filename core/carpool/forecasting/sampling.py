@@ -21,36 +21,27 @@ NOISELESS = 0.01
 """Coefficient of variation of batch times below which they are played without noise."""
 
 
-def times(process: arrivals.Fitted, count: int, factor: float = 1.0, sample: int = 0, parts: int = 0) -> list[float]:
+def times(
+    process: arrivals.Fitted, count: int, factor: float = 1.0, sample: int = 0, parts: int = 0, *, exact: bool = True
+) -> list[float]:
     """List about ``count`` arrivals, in seconds, at ``factor`` times the load; ``sample``: which of many such lists.
 
     ``parts``: how many of them are parts of one long list: their rates differ by chance, and the rate of all is
     exact. With gaps of a CV of 4, 4,000 arrivals are 6 % faster or slower; those misses also limit the capacity.
+    Not ``exact``: each list's rate differs by chance, as a tail over many samples has to include that.
     """
     rate, begin = process.rate * factor, 0.0
-    run = _unit(_at_one(process, factor), count * max(parts, 1), 0 if parts else sample)
+    run = _unit(_at_one(process, factor), count * max(parts, 1), 0 if parts else sample, exact)
     if parts:
         begin = run[sample * count - 1] if sample else 0.0
         run = run[sample * count : (sample + 1) * count]
     return [(time - begin) / rate for time in run]
 
 
-def drawn(process: arrivals.Fitted, count: int, sample: int, factor: float = 1.0) -> list[float]:
-    """List ``count`` arrivals at a rate that varies by chance: a tail over many samples has to include that."""
-    rate = process.rate * factor
-    return [time / rate for time in _unit_drawn(_at_one(process, factor), count, sample)]
-
-
 def _at_one(process: arrivals.Fitted, factor: float) -> arrivals.Fitted:
     """Return the process at ``factor`` times its load, scaled to one arrival per unit; bursts last as many seconds."""
     more = {"lasting": process.lasting * process.rate * factor} if isinstance(process, arrivals.Modulated) else {}
     return replace(process, rate=1.0, **more)
-
-
-@lru_cache(maxsize=32)
-def _unit_drawn(process: arrivals.Fitted, count: int, sample: int) -> array[float]:
-    """Return arrivals at one a second: a thousand policies share them; an array takes a quarter of a tuple's memory."""
-    return array("d", arrivals.first(process, count, _random(sample)))
 
 
 @lru_cache(maxsize=32)
@@ -75,9 +66,9 @@ def _random(sample: int) -> Random:
     return Random(f"{SEED} {sample}" if sample else SEED)
 
 
-@lru_cache(maxsize=16)
-def _unit(process: arrivals.Fitted, count: int, sample: int) -> tuple[float, ...]:
-    """Return arrivals at one a second, to be scaled: the same for every search."""
+@lru_cache(maxsize=48)
+def _unit(process: arrivals.Fitted, count: int, sample: int, exact: bool) -> array[float]:
+    """Return arrivals at one a second: a thousand policies share them; an array takes a quarter of a tuple's memory."""
     found = arrivals.first(process, count, _random(sample))
-    scale = count / found[-1]
-    return tuple(time * scale for time in found)
+    scale = count / found[-1] if exact else 1.0
+    return array("d", [time * scale for time in found])

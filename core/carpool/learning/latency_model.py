@@ -458,10 +458,11 @@ class LatencyLearner:
             seen = s.busy / s.batches
             ratio = doubtless = seen / curve.time(s.rows)
             if s.rows not in curve.sizes:
-                # Below the smallest measured size any shorter time fits the curve: rows may cost more in batches.
-                # Beyond the largest, a time as long as that size's agrees too: there may be a step between them.
-                low = curve.lower(min(s.rows, curve.sizes[-1])) if s.rows > curve.sizes[0] else 0.0
-                high = curve.upper(s.rows)
+                # There may be a step on either side: the time agrees with the curve from that of the next smaller
+                # measured size to that of the next larger one. Below the smallest, any shorter time agrees.
+                index = bisect_left(curve.sizes, s.rows)
+                low = curve.lower(curve.sizes[index - 1]) if index else 0.0
+                high = curve.upper(curve.sizes[index] if index < len(curve.sizes) else s.rows)
                 doubtless = seen / high if seen > high else seen / low if seen < low else 1.0
             ratios.append((ratio, s.batches))
             clear.append((doubtless, s.batches))

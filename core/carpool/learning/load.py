@@ -53,6 +53,9 @@ ANOTHER_SPREAD = 2.0
 ENOUGH_WINDOWS = 50
 """Windows (5 s) from which their dispersion is used."""
 
+ALIKE = 1.3
+"""Factor between dispersions of fitted processes up to which they count as the same bursts."""
+
 THIN = 0.25
 """Arrivals per window (2.5 a second) below which a dispersion is neither measured nor kept: it was another load's."""
 
@@ -99,6 +102,11 @@ class Load:
     def rate(self) -> float:
         """Estimated requests per second; 0 before any."""
         return self.process.rate if self.process is not None else 0.0
+
+    @property
+    def error(self) -> float:
+        """Relative standard error of the rate, of independent callers."""
+        return 1 / math.sqrt(max(self._evidence, _arrivals(self._intervals), 1))
 
     @property
     def measured(self) -> Fitted | None:
@@ -239,7 +247,7 @@ class Load:
             # There are never many long intervals; then their windows are the evidence.
             self._dispersion = max(windows.dispersion, 1.0)
         self.process = self._process(rate, evidence) if rate > 0 else None
-        changed = self.process != before and (report or type(self.process) is not type(before))
+        changed = self.process != before and (report or not _is_alike(self.process, before))
         if changed:
             self._reported = self.rate
         return changed
@@ -254,6 +262,13 @@ class Load:
         # Several replicas share the same bursts: their sums have a higher dispersion than each one's counts.
         single = len(intervals) >= ENOUGH_INTERVALS and all(each.seconds == each.lasted for each in intervals)
         return fitted(rate, total, self._between(intervals), fmean(each.seconds for each in intervals) * single)
+
+
+def _is_alike(one: Fitted | None, other: Fitted | None) -> bool:
+    """Whether bursts are alike: chance is fitted by a Poisson process or, now and then, by gaps of a CV near 1."""
+    if one is None or other is None:
+        return one is other
+    return max(one.dispersion, other.dispersion) <= ALIKE * min(one.dispersion, other.dispersion)
 
 
 def at_rate(process: Fitted | None, rate: float) -> Fitted:

@@ -108,7 +108,7 @@ class Grid:
 
     def _is_too_long(self, size: int, wait: int) -> bool:
         one = self.at(size, wait)
-        return one.parameters in self._avoid or not (one.holds_now and one.holds_ahead)
+        return one.parameters in self._avoid or not one.holds_ahead
 
     def _is_hopeless(self, size: int, least: float) -> bool:
         """Whether no wait makes a size as cheap as ``least`` seconds per request, or able to carry the load."""

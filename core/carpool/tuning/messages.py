@@ -10,14 +10,11 @@ from carpool.exchange.decision import Decision, Reason
 from carpool.learning import batchable_share
 from carpool.policy.durations import format_seconds
 from carpool.policy.spec import Objective
-from carpool.tuning.objective import FASTER, Aim
+from carpool.tuning.objective import FASTER, LEAST, Aim
 
 if TYPE_CHECKING:
     from carpool.forecasting.forecaster import Assessment
     from carpool.tuning.objective import Choice
-
-LEAST = 0.003
-"""Least relative saving of device time that is mentioned."""
 
 
 def why(aim: Aim, choice: Choice, current: Assessment, target: Assessment) -> tuple[Reason, str]:

@@ -12,7 +12,7 @@ from carpool.learning.change_detection import width
 from carpool.policy.durations import Duration, format_seconds, whole_microseconds
 from carpool.policy.parameters import Parameters
 from carpool.tuning import messages
-from carpool.tuning.objective import FASTER, SLACK, is_better
+from carpool.tuning.objective import FASTER, LEAST, is_better
 
 if TYPE_CHECKING:
     from carpool.forecasting.forecaster import Assessment, Forecaster
@@ -25,10 +25,6 @@ NEGLIGIBLE = 0.001
 
 WORTH = 0.02
 """Relative gain for which parameters change even if it is uncertain: the change itself measures it."""
-
-LEAST = 0.003
-"""Relative saving of device time below which nothing changes, even if it is certain: a change is a message to every
-replica."""
 
 UNSURE = 0.1
 """A gain must exceed this share of the width of the batch latency's confidence interval."""
@@ -109,7 +105,7 @@ def is_worth(target: Assessment, current: Assessment) -> bool:
 
 def is_faster(aim: Aim, target: Assessment, current: Assessment) -> bool:
     """Whether a setting chosen for its latency is worth a change."""
-    if not current.holds_ahead or not aim.keeps_target(current, SLACK):
+    if not current.holds_ahead or not aim.keeps_target(current, aim.slack):
         return True
     return aim.latency(target) < (1 - FASTER) * aim.latency(current)
 

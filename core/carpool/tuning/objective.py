@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 SLACK = 0.02
 """Utilization beyond the target that the setting in force may have: a hysteresis, so that a load at the edge does not
-change settings back and forth."""
+change settings back and forth. More while the rate is known less well: after a jump there are few arrivals to go by."""
 
 FASTER = 0.05
 """Relative gain of latency for which settings are changed."""
@@ -64,8 +64,9 @@ OCTAVES, STEPS = 8, 4
 FINE = 400
 """Misses beyond the capacity are compared in steps of 1/400: 0.25 % of the requests."""
 
-EQUAL = 0.003
-"""Relative difference of device time that counts as none: forecasts of 4,000 requests don't show less."""
+LEAST = 0.003
+"""Relative difference of device time that counts as none: forecasts of 4,000 requests don't show less, and a change is
+a message to every replica."""
 
 SMALLEST = 5
 """Sizes compared, of those that can keep the target, besides the largest and the one in force."""
@@ -81,12 +82,15 @@ class Aim(Struct, frozen=True):
     """Share of the device for the models behind this sidecar."""
     others: float = 0.0
     """Share of time in which only other models behind this sidecar use the device."""
+    slack: float = SLACK
+    """Utilization beyond the target that the setting in force may have."""
 
     @classmethod
-    def of(cls, policy: BatchingPolicy, others: float = 0.0) -> Self:
-        """Return a policy's aim."""
+    def of(cls, policy: BatchingPolicy, others: float = 0.0, error: float = 0.0) -> Self:
+        """Return a policy's aim; ``error``: relative standard error of the rate."""
         target = policy.target_utilization_percent / 100 if policy.objective is Objective.BALANCED else 1.0
-        return cls(policy.objective, target, policy.device_share_percent / 100, others)
+        slack = max(SLACK, error * target)
+        return cls(policy.objective, target, policy.device_share_percent / 100, others, slack)
 
     @property
     def is_for_latency(self) -> bool:
@@ -199,7 +203,7 @@ def most_efficient(
     if not best.holds_ahead:
         return best
     # Of settings with equal device time, the one with the lowest latency.
-    alike = [one for one in found if one.holds_ahead and one.device_time <= (1 + EQUAL) * best.device_time]
+    alike = [one for one in found if one.holds_ahead and one.device_time <= (1 + LEAST) * best.device_time]
     return min(alike, key=lambda one: one.mean, default=best)
 
 
@@ -269,7 +273,7 @@ def _fastest(
     ``None``: no setting keeps both.
     """
     best = fastest_batching(forecaster, aim, efficient, current, sizes, avoid)
-    slack = SLACK if current.pass_through else 0.0
+    slack = aim.slack if current.pass_through else 0.0
     if mode is PassThroughMode.NEVER or forecaster.single_load() > PASSING_LOAD + 2 * slack:
         return best
     situation, service = forecaster.situation, forecaster.situation.service
@@ -306,7 +310,7 @@ def fastest_batching(
     flights = known_flights(forecaster.situation.service, efficient.situation.limits, 2)
     found = _least_waits(forecaster, aim, current, sizes, flights)
     found = sorted((one for one in found if one.parameters not in avoid), key=aim.latency)
-    best = next((one for one in found if one.holds_now and one.holds_ahead), None)
+    best = next((one for one in found if one.holds_ahead), None)
     if best is None:
         return None
     # Among equals the size in force stays: at low load all sizes are equal.
@@ -319,7 +323,7 @@ def fastest_batching(
             -one.parameters.max_batch,
         ),
     )
-    return next(one for one in alike if one.holds_now and one.holds_ahead)
+    return next(one for one in alike if one.holds_ahead)
 
 
 def _least_waits(

@@ -116,7 +116,7 @@ class Tuner:
         return messages.explained(decision, self._guards.check.alarm, holds=holds)
 
     def _step(self, observation: Observation, *, refine: bool) -> Decision:
-        history, belief, stats = self._history, self.belief, observation.stats
+        history, belief, stats, policy = self._history, self.belief, observation.stats, self._requirements.policy
         history.observe(observation.now, stats.arrivals)
         backlogged, self._queued_rows = self._backlogged(), observation.queued_rows
         # 1. Ignore observations that are no evidence.
@@ -127,7 +127,7 @@ class Tuner:
             return self._keep(Reason.HOST_STALLED, "this host paused; what was measured meanwhile is not used")
         # 2. Learn.
         moved = belief.observe(observation)
-        self.plan.aim = Aim.of(self._requirements.policy, observation.others_busy / observation.seconds)
+        self.plan.aim = Aim.of(policy, observation.others_busy / observation.seconds, belief.load.error)
         history.requests += stats.arrivals
         if belief.service is None:
             if history.is_quiet_from_the_start:

@@ -291,13 +291,11 @@ def test_the_refined_p99_of_a_noisy_device_near_its_capacity_does_not_depend_on_
         with monkeypatch.context() as patch:
             patch.setattr(sampling, "SEED", seed)
             sampling._unit.cache_clear()
-            sampling._unit_drawn.cache_clear()
             forecaster = Forecaster(busy)
             return forecaster.forecast(near), refined(forecaster, near)
 
     searched, sure = zip(*(with_seed(seed) for seed in range(5)), strict=True)
     sampling._unit.cache_clear()
-    sampling._unit_drawn.cache_clear()
     assert max(one.p99 for one in searched) > 1.10 * min(one.p99 for one in searched)
     rng = Random(98)
     noise = [rng.gammavariate(4.0, 0.25) for _ in range(100_000)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -623,6 +624,26 @@ def test_the_far_side_of_a_step_is_not_another_model():
     # Quicker than nine rows were is another model, wherever it is seen.
     far = [[(rows, 1, noisy(rng, 0.01, 0.02)) for rows in range(33, 40)] for _ in range(3)]
     assert [learner.observe(26.0 + i, cells(each)) for i, each in enumerate(far)][-1] < 0.7
+
+
+def test_the_near_side_of_a_step_is_not_another_model():
+    # 25 rows cost 60 ms more than 24. With 20 and 26 measured, the line between them puts 24 at 73 ms.
+    def step(rows):
+        return 0.012 + 0.0009 * rows + 0.06 * (rows > 24)
+
+    learner = LatencyLearner()
+    for second in range(20):
+        learner.observe(float(second), cells([(rows, 1, step(rows)) for rows in (16, 18, 20, 26, 32)]))
+    assert learner.estimate().time(24) == pytest.approx(0.073, rel=0.05)
+    for second in range(20, 26):
+        assert learner.observe(float(second), cells([(24, 1, step(24))] * 4)) == 1.0
+    found = learner.estimate()
+    assert [found.time(rows) for rows in (20, 24, 26)] == pytest.approx([step(20), step(24), step(26)], rel=0.02)
+    # Quicker than 20 rows were, or slower than 26, is another model.
+    for factor in (0.4, 4.0):
+        other = copy.deepcopy(learner)
+        moved = [other.observe(26.0 + i, cells([(22, 1, factor * step(22))] * 4)) for i in range(3)]
+        assert moved[-1] == pytest.approx(factor * 0.0318 / found.time(22), rel=0.1)
 
 
 @pytest.mark.parametrize("executors", [3, 4])

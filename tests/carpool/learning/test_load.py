@@ -46,6 +46,26 @@ def test_a_doubled_load_is_believed_within_two_seconds_and_from_what_came_after_
     assert load.rate == pytest.approx(800.0, rel=0.1)
 
 
+def test_chance_that_is_fitted_by_another_kind_of_process_is_not_another_load():
+    load = Load()
+    feed(load, Poisson(320.0), 30.0)
+    # The counts of independent callers are fitted by gamma gaps of a CV near 1 every now and then.
+    load.process = Gamma(load.rate, 0.98)
+    load._evidence = 1
+    feed(load, Poisson(320.0), 1.0, seed=2)
+    assert load._believe(report=False) is False
+    load.process = Gamma(load.rate, 3.0)
+    assert load._believe(report=False)
+
+
+def test_after_a_jump_the_rate_is_known_less_well():
+    load = Load()
+    feed(load, Poisson(400.0), 60.0)
+    assert load.error < 0.01
+    feed(load, Poisson(800.0), 1.0, seed=2)
+    assert 0.02 < load.error < 0.06
+
+
 @pytest.mark.parametrize("step", [0.5, 2.0, 5.0, 15.0])
 def test_a_quarter_more_is_believed_soon_however_long_an_observation_lasts(step):
     load = Load()

@@ -10,8 +10,8 @@ from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.spec import Objective, PassThroughMode, RiskierStep, Tuning, TuningMode, for_p99
 from carpool.tuning.history import History
-from carpool.tuning.moves import LEAST, WORTH, Scene, is_faster, is_gain, is_worth, move, toward
-from carpool.tuning.objective import Aim, Choice, choose, is_better
+from carpool.tuning.moves import WORTH, Scene, is_faster, is_gain, is_worth, move, toward
+from carpool.tuning.objective import LEAST, Aim, Choice, choose, is_better
 from carpool.tuning.requirements import Requirements
 
 
@@ -85,6 +85,15 @@ def test_a_lower_latency_has_to_be_lower_by_a_twentieth_while_the_target_is_kept
     assert is_faster(aim, far, current)
     # Beyond the target any change that was chosen is worth it.
     assert is_faster(replace(aim, target=0.3), near, current)
+
+
+def test_a_rate_known_from_few_arrivals_does_not_lower_utilization():
+    forecaster = Forecaster(situation(700.0))
+    slower, current = (forecaster.assess(parameters(64, wait)) for wait in (0.015, 0.0145))
+    target = 100 * (Aim().utilization(current) - 0.04)
+    policy = replace(for_p99(0.1), objective=Objective.BALANCED, target_utilization_percent=target)
+    assert is_faster(Aim.of(policy, error=0.01), slower, current)
+    assert not is_faster(Aim.of(policy, error=0.1), slower, current)
 
 
 def test_into_and_out_of_pass_through_is_a_gain_in_itself():
