@@ -183,7 +183,7 @@ def opening(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option(
             "--workload",
-            help="Whose injected sidecar it is, e.g. shop/Deployment/resnet; "
+            help="Workload with the injected sidecar, e.g. shop/Deployment/resnet; "
             "--key-file is then the operator's private key.",
         ),
         click.option("--key-file", type=click.Path(path_type=Path), help="File with the admin key."),

@@ -41,8 +41,10 @@ and with --check, they are errors.
 The file is watched: a new version takes effect within seconds, an invalid one changes nothing and is reported in the
 log, in /v1/config on the admin port and in the metric carpool_config_rejected_total.
 
-signals: SIGTERM and SIGINT drain (unready at once, accepting for shutdown.lame, then finishing accepted requests, all
-within shutdown.limit); a second one ends the process at once.
+signals: SIGTERM and SIGINT drain:
+  1. It reports unready at once, and still accepts requests for shutdown.lame.
+  2. It finishes the requests that it has. Those still open after shutdown.limit are cut off.
+  A second signal ends the process at once.
 
 exit codes: 0 drained, 2 wrong configuration or a missing file, 3 a port or the jobs' database is not available, 4 ended
 by a second signal.
@@ -59,7 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--config", type=Path, metavar="FILE", help="configuration, YAML or JSON")
-    source.add_argument("--config-env", metavar="NAME", help="configuration in this environment variable, likewise")
+    source.add_argument(
+        "--config-env", metavar="NAME", help="configuration (YAML or JSON) in this environment variable"
+    )
     parser.add_argument(
         "--check",
         action="store_true",

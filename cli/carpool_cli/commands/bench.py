@@ -76,14 +76,17 @@ Examples:
 @click.option("--model", help="Name of the model.  [default: standin]")
 @click.option("--protocol", type=click.Choice(servers.PROTOCOLS), help="Form of the bodies.  [default: v1]")
 @click.option(
-    "--rate", "rates", callback=_rates, help="Requests per second; several share the time: 100,400,100.  [default: 100]"
+    "--rate",
+    "rates",
+    callback=_rates,
+    help="Requests per second. Several run one after another, for equal times: 100,400,100.  [default: 100]",
 )
 @click.option(
     "--cv",
     type=FiniteRange(0, 20),
     default=1.0,
     show_default=True,
-    help="Of the gaps: 1 Poisson, above: bursts (gamma), 0: even.",
+    help="Coefficient of variation of the gaps. 0: even, 1: Poisson, above: bursts (gamma).",
 )
 @click.option(
     "--trace",
@@ -158,8 +161,9 @@ def command(
 ) -> None:
     """Send open-loop load to SERVER and report latency, goodput and errors.
 
-    SERVER is a URL. Without a path, requests go to the model's path of --protocol. With one, they go to that path as it
-    is; a path that is neither V1's nor V2's needs --body. With a path and --model, the path stands before the model's.
+    SERVER is a URL. Without a path, requests go to the model's path of --protocol. A URL with a path is used as it is;
+    a path that is neither V1's nor V2's needs --body. With --model too, the path is a prefix:
+    /PREFIX/v2/models/MODEL/infer.
 
     Requests leave when they are due, whether or not earlier ones were answered; latency counts from then, so it is
     never too short, and up to 1 ms too long (timers). Reports when this host paused, and when the generator was the

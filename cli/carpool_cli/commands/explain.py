@@ -64,9 +64,8 @@ def command(
 ) -> None:
     """Show what the sidecar with the admin port ADMIN (http://127.0.0.1:9090 by default) decided, when and why.
 
-    Each decision comes with what it predicted; where the tuner would be if it could go at once, and what keeps it. At
-    the end, what the last decision predicted stands beside what is observed; of a model without requests now, beside
-    its last busy minute.
+    Each decision has its forecast, the setting that the tuner aims at, and the reason why it is not there yet. The last
+    lines compare the last forecast with measurements: those of now, or of the last busy minute if no requests come.
     """
     client = client_of(admin, key_file, workload)
     try:

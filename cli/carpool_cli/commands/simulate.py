@@ -90,11 +90,17 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     type=FiniteRange(0.05, 20),
     default=1.0,
     show_default=True,
-    help="Of the gaps: 1 Poisson, above: bursts (gamma).",
+    help="Coefficient of variation of the gaps. 1: Poisson, above: bursts (gamma).",
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Recorded arrivals, or `azure`.")
 @click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of each request.")
-@click.option("--executors", type=click.IntRange(1, 256), help="Batches computed at once.  [default: the profile's]")
+@click.option(
+    "--server-concurrency",
+    "--executors",
+    "executors",
+    type=click.IntRange(1, 256),
+    help="Batches computed at once.  [default: the profile's]",
+)
 @click.option(
     "--max-batch",
     type=click.IntRange(1, 65536),

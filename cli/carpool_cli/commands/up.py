@@ -91,12 +91,16 @@ Ctrl-C drains: no new connections, all accepted requests are answered. A second 
 @click.option(
     "--model",
     help="File to serve: .onnx in the sidecar, .gguf (or a folder of OpenVINO) by an engine beside it. With --onnx: "
-    "its name.  [default: the file's]",
+    "the model's name.  [default: the file's]",
 )
 @click.option("--upstream", help="Model server behind it: http://host:port or unix:/path.")
 @click.option("--slo-p99", "slo", type=DURATION, help="p99 to meet, e.g. 50ms.")
-@click.option("--slo-ttft-p99", "ttft", type=DURATION, help="Of token streams: time to the first token, e.g. 2s.")
-@click.option("--slo-tpot-p99", "tpot", type=DURATION, help="Of token streams: time per further token, e.g. 50ms.")
+@click.option(
+    "--slo-ttft-p99", "ttft", type=DURATION, help="Token streams: p99 of the time to the first token, e.g. 2s."
+)
+@click.option(
+    "--slo-tpot-p99", "tpot", type=DURATION, help="Token streams: p99 of the time per further token, e.g. 50ms."
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -116,7 +120,7 @@ Ctrl-C drains: no new connections, all accepted requests are answered. A second 
 @click.option("--max-batch", type=click.IntRange(1, 65536), help="Rows at most; with --fixed: the batch.")
 @click.option("--max-wait", type=DURATION, help="Wait at most; with --fixed: the wait.")
 @click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once at most.")
-@click.option("--fixed", is_flag=True, help="Tune nothing: use these three as they are.")
+@click.option("--fixed", is_flag=True, help="Tune nothing: use --max-batch, --max-wait and --max-in-flight as given.")
 @click.option(
     "--set",
     "settings",

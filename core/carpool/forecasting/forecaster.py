@@ -67,6 +67,11 @@ class Situation(Struct, frozen=True):
         """Rows of a usual request: the rounded mean."""
         return max(round(self.rows), 1)
 
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether a request takes longer than the SLO even alone, so that none can be in time."""
+        return self.service.sizes[0] <= self.usual_rows and self.service.lower(self.usual_rows) > self.target
+
 
 class Assessment:
     """Forecasts of one setting, each made at first use: most are never needed in full, or at all."""
@@ -149,11 +154,6 @@ class Assessment:
         used = min(concurrency, self.parameters.max_in_flight)
         return min(self.first.utilization * used / concurrency, 1.0)
 
-    @property
-    def misses(self) -> float:
-        """Fraction of requests forecast to miss the SLO at the present load, no request refused."""
-        return self.glance.miss_fraction
-
     @cached_property
     def batches(self) -> list[int]:
         """Requests of each batch at the present load, no request refused."""
@@ -179,11 +179,6 @@ class Assessment:
     def refined(self) -> Forecast:
         """``now``, with its tail from all requests that ``refine`` has played."""
         return self.refinement.refined(self.now)
-
-    @property
-    def expected_p99(self) -> float | None:
-        """The p99 to compare answers with; ``None`` while too few requests were played."""
-        return self.refinement.expected_p99
 
     def refine(self) -> bool:
         """Play another sample of arrivals for ``refined``; return whether it needs no more."""

@@ -54,7 +54,7 @@ ENOUGH_WINDOWS = 50
 """Windows (5 s) from which their dispersion is used."""
 
 ALIKE = 1.3
-"""Factor between dispersions of fitted processes up to which they count as the same bursts."""
+"""Factor between dispersions of fitted processes up to which they are one: chance may be fitted by a CV of 0.98."""
 
 THIN = 0.25
 """Arrivals per window (2.5 a second) below which a dispersion is neither measured nor kept: it was another load's."""
@@ -247,7 +247,8 @@ class Load:
             # There are never many long intervals; then their windows are the evidence.
             self._dispersion = max(windows.dispersion, 1.0)
         self.process = self._process(rate, evidence) if rate > 0 else None
-        changed = self.process != before and (report or not _is_alike(self.process, before))
+        low, high = sorted(one.dispersion if one is not None else 0.0 for one in (self.process, before))
+        changed = self.process != before and (report or high > ALIKE * low)
         if changed:
             self._reported = self.rate
         return changed
@@ -262,13 +263,6 @@ class Load:
         # Several replicas share the same bursts: their sums have a higher dispersion than each one's counts.
         single = len(intervals) >= ENOUGH_INTERVALS and all(each.seconds == each.lasted for each in intervals)
         return fitted(rate, total, self._between(intervals), fmean(each.seconds for each in intervals) * single)
-
-
-def _is_alike(one: Fitted | None, other: Fitted | None) -> bool:
-    """Whether bursts are alike: chance is fitted by a Poisson process or, now and then, by gaps of a CV near 1."""
-    if one is None or other is None:
-        return one is other
-    return max(one.dispersion, other.dispersion) <= ALIKE * min(one.dispersion, other.dispersion)
 
 
 def at_rate(process: Fitted | None, rate: float) -> Fitted:

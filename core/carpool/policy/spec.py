@@ -367,8 +367,9 @@ class BatchingPolicy(Camel, frozen=True):
             seen.add(model.name)
             if model.bounds is not None:
                 self._validate_bounds(f"models[{index}].bounds", model.bounds, self.bounds)
-        if self.admission.seconds(1.0) <= 0:
-            raise PolicyError("admission.timeout", "must be longer than 0s")
+        if (timeout := self.admission.seconds(self.slo.due)) < self.slo.due:
+            says = f"{format_seconds(timeout)} is shorter than the SLO of {format_seconds(self.slo.due)}"
+            raise PolicyError("admission.timeout", f"{says}: raise it or drop it")
         for index, name in enumerate(self.batch_across):
             if name in NEVER_ACROSS:
                 raise PolicyError(f"batchAcross[{index}]", f"{name} says how a body is to be read: it can't differ")

@@ -43,9 +43,11 @@ def why(aim: Aim, choice: Choice, current: Assessment, target: Assessment) -> tu
             Reason.MORE_MARGIN,
             f"no configuration meets the SLO at 1.25x the load; this one leaves the most room; {ahead}",
         )
+    if says := out_of_reach(target):
+        return Reason.MORE_GOODPUT, says
     if not target.now.goodput:
         return Reason.EXPLORES, "nothing measured so far is forecast to meet the SLO; a smaller batch may"
-    good = f"{current.now.goodput:.0f} to {target.now.goodput:.0f} good answers/s"
+    good = f"{current.now.goodput:.0f} to {target.now.goodput:.0f} answers in time per second"
     return Reason.MORE_GOODPUT, f"{shortfall(target)}; {good}, late requests are refused"
 
 
@@ -97,6 +99,14 @@ def shortfall(best: Assessment, among: str = "") -> str:
     share, budget = best.now.miss_fraction, best.situation.budget
     late = f"{share:.1%} late or refused, {budget:.1%} is the most planned for"
     return f"no configuration{among} meets the SLO at this load: {late}"
+
+
+def out_of_reach(one: Assessment) -> str:
+    """Return why no request can be in time; ``""``: it can."""
+    if one.holds_now or not one.situation.is_out_of_reach:
+        return ""
+    alone = format_seconds(_rounded(one.situation.service.time(one.situation.usual_rows)))
+    return f"one request alone takes {alone}, longer than the SLO: raise it; until then none is held"
 
 
 def explained(decision: Decision, alarm: str, *, holds: bool) -> Decision:

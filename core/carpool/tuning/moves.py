@@ -125,7 +125,9 @@ def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
     """
     target, parameters = scene.choice.target, scene.current.parameters
     if scene.explores:
-        return Move(Reason.EXPLORES, "what this setting takes is being measured", target, capped_by="evidence")
+        return Move(
+            Reason.EXPLORES, "the batch latency of this setting is being measured", target, capped_by="evidence"
+        )
     # 1. Restoring the SLO comes first.
     rescue = scene.loses and target.holds_now and target.parameters != parameters
     if scene.forecast_low and not alarmed and not rescue:
@@ -134,7 +136,7 @@ def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
     if scene.explored is not None and not rescue and not scene.requirements.recommends:
         explored = scene.forecaster.assess(scene.explored)
         if not (scene.is_early and scene.is_riskier(explored)):
-            message = "it may gain, and has to run to be measured"
+            message = "it may gain; only running it shows its latency"
             tentative = not scene.loses
             return Move(Reason.EXPLORES, message, target, explored, "evidence", tentative=tentative, explores=True)
     # 3. Then a better setting.
@@ -143,7 +145,7 @@ def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
             return Move(Reason.WITHIN_STABILIZATION_WINDOW, "a backlog ended pass-through", target)
         return Move(Reason.PASSES_THROUGH, "the backlog that ended pass-through is gone", target, target)
     if target.parameters == parameters or not (alarmed or is_gain(scene.aim, scene.choice, scene.current)):
-        return Move(Reason.CONVERGED, "no candidate is clearly better", target)
+        return Move(Reason.CONVERGED, messages.out_of_reach(target) or "no candidate is clearly better", target)
     return _step(scene, alarmed=alarmed)
 
 

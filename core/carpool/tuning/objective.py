@@ -89,8 +89,7 @@ class Aim(Struct, frozen=True):
     def of(cls, policy: BatchingPolicy, others: float = 0.0, error: float = 0.0) -> Self:
         """Return a policy's aim; ``error``: relative standard error of the rate."""
         target = policy.target_utilization_percent / 100 if policy.objective is Objective.BALANCED else 1.0
-        slack = max(SLACK, error * target)
-        return cls(policy.objective, target, policy.device_share_percent / 100, others, slack)
+        return cls(policy.objective, target, policy.device_share_percent / 100, others, max(SLACK, error * target))
 
     @property
     def is_for_latency(self) -> bool:
@@ -158,7 +157,9 @@ def rank(one: Assessment) -> tuple[float, ...]:
     lost_ahead = round(one.lost_ahead * FINE)
     if one.holds_now:
         # Without headroom, of settings that lose as much, the one with the shorter wait: the load fills its batches.
-        return (1, round(one.misses * FINE), lost_ahead, one.parameters.max_wait, one.device_time)
+        return (1, round(one.glance.miss_fraction * FINE), lost_ahead, one.parameters.max_wait, one.device_time)
+    if one.situation.is_out_of_reach:
+        return (3, one.mean, -one.parameters.max_batch)  # none can be in time: then as soon as possible
     # If no request is in time, small batches, as many at once as can be computed, show soonest whether any can be.
     point = one.parameters
     return (2, round(one.lost * FINE), lost_ahead, point.max_wait, point.max_batch, -point.max_in_flight)
@@ -200,8 +201,6 @@ def most_efficient(
             # are computed at once, a short wait keeps one of them free.
             found = _least_loss([best, *(one for grid in grids for one in grid.held(best.parameters.max_batch))])
     best = min(found, key=rank, default=forecaster.assess(current))
-    if not best.holds_ahead:
-        return best
     # Of settings with equal device time, the one with the lowest latency.
     alike = [one for one in found if one.holds_ahead and one.device_time <= (1 + LEAST) * best.device_time]
     return min(alike, key=lambda one: one.mean, default=best)
@@ -212,10 +211,11 @@ def _least_loss(found: Sequence[Assessment]) -> list[Assessment]:
 
     A forecast with refusals takes 20 times as long as one without. Most of 20 sizes can't carry as much as the best.
     """
-    holding = [one for one in found if one.holds_now]
-    if holding:
-        fewest = min(round(one.misses * FINE) for one in holding)
-        return [one for one in holding if round(one.misses * FINE) == fewest]
+    if found and found[0].situation.is_out_of_reach:
+        return [*found]
+    if holding := [one for one in found if one.holds_now]:
+        fewest = min(round(one.glance.miss_fraction * FINE) for one in holding)
+        return [one for one in holding if round(one.glance.miss_fraction * FINE) == fewest]
     least = FINE
     best: list[Assessment] = []
     for one in sorted(found, key=lambda one: one.least_loss):
@@ -239,8 +239,7 @@ def passing(parameters: Parameters, service: ServiceTime, limits: Limits) -> Par
 
 
 def _passing(forecaster: Forecaster, parameters: Parameters) -> Assessment:
-    situation = forecaster.situation
-    return forecaster.assess(passing(parameters, situation.service, situation.limits))
+    return forecaster.assess(passing(parameters, forecaster.situation.service, forecaster.situation.limits))
 
 
 def _pass_or_batch(forecaster: Forecaster, efficient: Assessment, current: Parameters) -> Assessment:

@@ -180,7 +180,7 @@ class Tuner:
             observation,
             model_moved=moved.model,
             disturbed=disturbed or COLD in stats.misses,
-            expected_p99=lambda: current.expected_p99 if current is not None and current.holds_now else None,
+            expected_p99=lambda: current.refinement.expected_p99 if current is not None and current.holds_now else None,
         )
         return alarmed, ended, checked
 

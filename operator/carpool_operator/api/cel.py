@@ -109,6 +109,13 @@ def _below_slo(end: str) -> list[Rule]:
     ]
 
 
+def _timeout() -> Rule:
+    """Return the rule that no request is refused before it is late by the SLO."""
+    timeout = "self.admission.timeout"
+    holds = _if_given(timeout, _with_due(f"duration({timeout}) >= duration({{}})", "true"))
+    return Rule(holds, ".admission.timeout", "{} is shorter than the SLO of {}: raise it or drop it", (timeout, _DUE))
+
+
 def _of_models(holds: str, message: str) -> Rule:
     """Return the rule that a condition holds for every model ``m``."""
     return Rule(f"!has(self.models) || self.models.all(m, {holds})", ".models", message)
@@ -304,6 +311,7 @@ RULES: dict[type[Struct], list[Rule]] = {
         ),
         *_below_slo("min"),
         *_below_slo("max"),
+        _timeout(),
         _baseline("maxBatch", 64),
         _baseline_wait(),
         _baseline("maxInFlight", 32),

@@ -180,7 +180,7 @@ def test_where_the_slo_is_missed_what_refusals_leave_is_forecast():
     assert one.now.p99 <= 0.050 + 1e-9
     assert one.now.goodput > 1000 > one.ahead.goodput, "the present load without refusals"
     assert one.device_time == one.now.device_time
-    assert one.misses > 0.9
+    assert one.glance.miss_fraction > 0.9
 
 
 def test_risk_is_judged_at_the_upper_confidence_and_not_by_size():

@@ -11,7 +11,9 @@ from carpool.forecasting.forecaster import Forecaster
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Limits
 from carpool.policy.spec import PassThroughMode
+from carpool.tuning import messages
 from carpool.tuning.candidates import SIZES, WAITS
+from carpool.tuning.moves import is_worth
 from carpool.tuning.objective import Aim, choose, is_better, rank
 
 
@@ -140,6 +142,26 @@ def test_where_none_is_answered_in_time_the_smallest_batch_shows_soonest_whether
     assert chosen.parameters.max_wait == 0
 
 
+@pytest.mark.parametrize("rate", [10.0, 75.0, 200.0])
+def test_an_slo_shorter_than_one_request_takes_costs_no_throughput(rate):
+    # 22 ms alone, 148 ms for 64 rows: one by one 45/s, in batches 430/s. With 10ms for 100ms answers are late,
+    # but no queue grows.
+    slow = ServiceTime.measured({rows: 0.020 + 0.002 * rows for rows in range(1, 65)})
+    for target in (0.010, 0.021):
+        chosen = best(rate, service=slow, target=target, limits=replace(LIMITS, max_wait=target / 2))
+        assert chosen.parameters.max_wait == 0
+        assert chosen.mean == pytest.approx(
+            Forecaster(chosen.situation).assess(parameters(64, flights=chosen.parameters.max_in_flight)).mean, rel=0.02
+        )
+        assert messages.out_of_reach(chosen) == (
+            "one request alone takes 22ms, longer than the SLO: raise it; until then none is held"
+        )
+        # Nothing is better, so it stays.
+        again = chosen_by(Forecaster(chosen.situation), chosen.parameters)
+        assert not is_worth(again, chosen)
+    assert not messages.out_of_reach(best(rate, service=slow, target=0.1))
+
+
 def test_no_more_are_in_flight_than_are_computed_at_once_or_were_in_force():
     unknown = replace(CURVE, executors=2, largest_in_flight=2)
     assert best(1000.0, service=unknown).parameters.max_in_flight in {1, 2}
@@ -163,7 +185,7 @@ def test_what_is_lost_of_the_present_load_outweighs_what_would_be_of_more():
     one, two = (forecaster.assess(parameters(size, 0.075)) for size in (32, 64))
     assert one.holds_now
     assert two.lost_ahead < one.lost_ahead
-    assert two.misses > one.misses
+    assert two.glance.miss_fraction > one.glance.miss_fraction
     assert rank(one) < rank(two)
 
 

@@ -47,7 +47,7 @@ def test_in_overload_it_says_how_much_is_lost_and_how_much_is_served():
     assert found is Reason.MORE_GOODPUT
     assert re.fullmatch(
         r"no configuration meets the SLO at this load: \d+\.\d% late or refused, 0\.5% is the most planned for; "
-        r"\d+ to \d+ good answers/s, late requests are refused",
+        r"\d+ to \d+ answers in time per second, late requests are refused",
         message,
     )
 
