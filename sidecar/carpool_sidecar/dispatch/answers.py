@@ -40,7 +40,7 @@ OF_EVERY_CALLER = frozenset({b"retry-after", b"www-authenticate", b"allow", b"lo
 
 REFUSALS = {
     Refused.QUEUE_FULL: (429, "the queue is full: raise admission.maxQueuedRows or maxQueuedBytes, or add replicas"),
-    Refused.LATE: (503, "predicted to miss its limit: send fewer requests at a time, or add replicas"),
+    Refused.LATE: (503, "predicted to miss its limit: the server is too slow for this load, or hangs; add replicas"),
     Refused.EXPIRED: (504, "its deadline passed before the model had answered"),
     Refused.DRAINING: (503, "this replica is shutting down: try another one"),
 }
