@@ -98,7 +98,8 @@ class Job:
     least ``ahead`` batches are read before earlier ones are answered. So a long answer delays no others, until answers
     of ``MOST_AHEAD`` bytes wait for it. Failures that the input did not cause are retried ``retries`` times, after 1,
     2, 4, ... seconds or as long as the server asks for; ``waits`` is called with the reason, in the batch's thread.
-    ``abandon`` ends running calls when the job stops before its end, and ``stopping`` ends the waits.
+    ``isolates``: where a batch still fails after that, and the server answers another row, the rows that make it fail
+    are bad ones. ``abandon`` ends running calls when the job stops before its end, and ``stopping`` ends the waits.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Job:
         clock: Callable[[], float],
         stopping: Stopping,
         ahead: int = 0,
+        isolates: bool = False,
         abandon: Callable[[], None] = lambda: None,
         waits: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -124,6 +126,9 @@ class Job:
         self._concurrency = concurrency
         self._ahead = max(ahead, concurrency)
         self._retries = retries
+        self._isolates = isolates
+        self._good: Row | None = None
+        """The last row that was answered."""
         self._max_bad = max_bad
         self._clock = clock
         self._stopping = stopping
@@ -248,19 +253,40 @@ class Job:
         Raises ``TargetError`` for a bad batch, and for a possibly bad one after the last retry; otherwise ``Stopped``
         then.
         """
-        for attempt in range(self._retries + 1):
+        attempt, is_alive = 0, False
+        while True:
             try:
-                return self._run([item.row for item in items])
+                answers = self._run([item.row for item in items])
             except TargetError as error:
                 if error.input_fault or (attempt == self._retries and error.record):
                     raise
+                if is_alive:
+                    raise TargetError(str(error), input_fault=True) from None
                 if attempt == self._retries:
-                    raise Stopped(str(error)) from None
+                    # A row may make the server hang up. If it answers others, one more try shows whether it came back.
+                    is_alive = self._isolates and self._answers_others(items)
+                    if not is_alive:
+                        raise Stopped(str(error)) from None
+                    continue
                 seconds = max(2.0**attempt, error.retry_after)
+                attempt += 1
                 self._waits(f"{error}; sent again in {format_seconds(seconds)}")
                 if self._stopping.wait(seconds):
                     raise Stopped(str(error)) from None
-        raise AssertionError  # the loop returns or raises
+            else:
+                self._good = items[-1].row
+                return answers
+
+    def _answers_others(self, items: list[Item]) -> bool:
+        """Whether the server answers a row that it answered before; if there is none, one of these alone."""
+        rows = [self._good] if self._good is not None else [items[0].row, items[-1].row][: len(items)]
+        for row in rows:
+            try:
+                self._run([row])
+            except TargetError:
+                continue
+            return True
+        return False
 
 
 def _size_of(done: Future[Served]) -> int:

@@ -209,6 +209,7 @@ def command(
             ahead=requests.AHEAD * at_once if sends else at_once,
             abandon=target.abandon,
             retries=retries,
+            isolates=not sends,
             max_bad=max_bad,
             clock=time.monotonic,
             stopping=Stopping(),

@@ -95,7 +95,20 @@ class Noted(Stopping):
         return self.is_set()
 
 
-def work(tmp_path, run, *, size=20, batch=8, concurrency=1, retries=3, source=None, ahead=0, stopping=None, said=None):
+def work(
+    tmp_path,
+    run,
+    *,
+    size=20,
+    batch=8,
+    concurrency=1,
+    retries=3,
+    source=None,
+    ahead=0,
+    stopping=None,
+    said=None,
+    isolates=False,
+):
     stopping = stopping or Noted()
     sizes = SizeSearch(batch)
     sizes.size, sizes.settled = batch, True
@@ -106,11 +119,57 @@ def work(tmp_path, run, *, size=20, batch=8, concurrency=1, retries=3, source=No
     with Journal(tmp_path / "out", "job") as journal:
         job = Job(
             source or Numbers(size), texts, journal, sizes, concurrency=concurrency, retries=retries, max_bad=None,
-            clock=lambda: 0.0, stopping=stopping, ahead=ahead, waits=[].append if said is None else said.append,
+            clock=lambda: 0.0, stopping=stopping, ahead=ahead, isolates=isolates,
+            waits=[].append if said is None else said.append,
         )  # fmt: skip
         job.go(lambda position: None)
         journal.finish(None)
     return [int(row) for row in (tmp_path / "out").read_bytes().split()], job, sizes, getattr(stopping, "waits", None)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_rows_that_make_the_server_hang_up_are_bad_where_it_answers_others(tmp_path, batch):
+    def run(rows):
+        if {3, 17} & set(rows):
+            raise TargetError("the server closed the connection", input_fault=False)
+        return rows
+
+    answers, job, _, _ = work(tmp_path, run, batch=batch, retries=1, isolates=True)
+    assert answers == [row for row in range(1, 21) if row not in {3, 17}]
+    assert job.skipped == 2
+
+
+def test_a_server_that_comes_back_at_last_loses_no_row(tmp_path):
+    failures = iter([False, True, True, True])
+
+    def run(rows):
+        if rows == [5, 6] and next(failures, False):
+            raise TargetError("gone", input_fault=False)
+        return rows
+
+    answers, job, _, _ = work(tmp_path, run, batch=2, retries=1, isolates=True)
+    assert (answers, job.skipped) == (list(range(1, 21)), 0)
+
+
+def test_a_server_that_answers_no_row_any_more_stops_the_job(tmp_path):
+    def run(rows):
+        if rows[0] > 4:
+            raise TargetError("gone", input_fault=False)
+        return rows
+
+    gone = []
+
+    def breaks(rows):
+        if rows[0] > 4:
+            gone.append(rows)
+        if gone:
+            raise TargetError("gone", input_fault=False)
+        return rows
+
+    with pytest.raises(Stopped, match="gone"):
+        work(tmp_path, breaks, batch=2, retries=1, isolates=True)
+    with pytest.raises(Stopped, match="gone"):
+        work(tmp_path, run, batch=2, retries=1)
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
