@@ -186,10 +186,7 @@ class Tuner:
 
     def _begin_epoch(self) -> None:
         """Forget the settings that were left: the load or the model changed."""
-        if self.belief.begin_epoch():
-            self._exploration.forget()
-        else:
-            self._exploration.stop()
+        (self._exploration.forget if self.belief.begin_epoch() else self._exploration.stop)()
         self._left.clear()
         self._guards.begin_epoch()
 
@@ -236,7 +233,8 @@ class Tuner:
         if self._requirements.recommends:
             decision = self._decision(Reason.RECOMMEND_ONLY, message, step, chosen.target, chosen.capped_by)
             return replace(decision, tentative=chosen.tentative)
-        self._left.add(self.parameters)
+        if step.parameters.max_batch <= step.situation.service.largest_measured:
+            self._left.add(self.parameters)  # left for a size never measured, it was not found worse: it may come back
         self._put_in_force(step.parameters)
         decision = self._decision(chosen.reason, message, step, chosen.target, chosen.capped_by)
         return replace(decision, change=True, decided=True, tentative=chosen.tentative)

@@ -199,6 +199,16 @@ def test_it_finds_the_saving_at_mid_load_and_then_rests():
     assert all(decision.message for decision in decisions)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_size_left_for_one_never_measured_comes_back_once_that_is_found_dearer(seed):
+    # 33 to 64 rows take twice as long as 1 to 32. From 32 on, a line says that larger batches save 11 % and more.
+    device = Device(times=lambda rows, _: 0.0285 * -(-rows // 32), cv=0.02)
+    outcome, decisions = tuned(poisson(560, 60, seed), device, policy(0.12))
+    assert decisions[-1].parameters.max_batch == 32
+    assert outcome.summary(20.0).miss_fraction == 0
+    assert [one for one in decisions if one.change][-1].at < 10.0
+
+
 def ocr(rows, _):
     """Seconds of a model whose rows cost least in fours: 0.69 ms alone, 0.65, 0.64, 0.63, 0.79 in sixes."""
     return 0.00069 + 0.00061 * (rows - 1) if rows <= 4 else 0.00252 + 0.00112 * (rows - 4)
