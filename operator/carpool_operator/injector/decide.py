@@ -123,7 +123,6 @@ def decide(
 
 def _check_wanted(pod: Json, *, asked: bool) -> None:
     """Check that a sidecar is wanted, and not there already."""
-    spec = pod["spec"]
     written = annotations_of(pod)
     wanted = written.get(names.INJECT)
     if wanted == names.FORBIDDEN:
@@ -132,7 +131,7 @@ def _check_wanted(pod: Json, *, asked: bool) -> None:
         raise Skipped(Reason.NOT_OPTED_IN, f"no annotation {names.INJECT}")
     if wanted not in {None, names.ASKED, names.PROPAGATED}:
         raise Skipped(Reason.BAD_ANNOTATION, f'{names.INJECT} is {wanted!r}: write "true" or "false"')
-    if any(each["name"] == SIDECAR for each in _everyone(spec)):
+    if has_sidecar(pod):
         raise Skipped(Reason.ALREADY_INJECTED, f"a container named {SIDECAR} is in the pod")
 
 
@@ -261,6 +260,28 @@ def _ports(of_pod: Mapping[str, str], settings: Settings) -> tuple[int, int]:
             Reason.BAD_ANNOTATION, f"{names.DATA_PORT} and {names.ADMIN_PORT} are both {found[0]}: they have to differ"
         )
     return found[0], found[1]
+
+
+def has_sidecar(pod: Json) -> bool:
+    """Whether a pod, or pod template, has a sidecar, whoever added it."""
+    return any(each["name"] == SIDECAR for each in _everyone(pod["spec"]))
+
+
+def is_self_tuned(pod: Json) -> bool:
+    """Whether a pod, or pod template, has a sidecar that no operator tunes: others come with a label."""
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    return names.INJECTED not in labels and has_sidecar(pod)
+
+
+def self_tuned(namespace: str, resource: str) -> Skip:
+    """Return why an operator can't tune such a pod. ``resource``: its workload's name for kubectl."""
+    message = f"it has a sidecar that no operator tunes: take it out, {undo(namespace, resource)}"
+    return Skip(Reason.SELF_TUNED, message)
+
+
+def undo(namespace: str, resource: str) -> str:
+    """Return the command that takes a sidecar by ``carpool inject`` out of a workload."""
+    return f"kubectl -n {namespace} get {resource} -o yaml | carpool inject --undo -f - | kubectl apply -f -"
 
 
 def annotations_of(thing: Json) -> dict[str, str]:

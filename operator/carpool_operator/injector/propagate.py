@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING
 
 from carpool_operator.api import annotations as names
-from carpool_operator.injector.decide import annotations_of
+from carpool_operator.injector.decide import annotations_of, has_sidecar
 from carpool_operator.workloads.kind import at
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def propagate(kind: Kind, workload: Json) -> Json:
         return workload
     there = (at(workload, path) or {}).get(names.INJECT)
     if asks(workload):
-        if there is not None:
+        if there is not None or _is_injected(kind.pod(workload)):
             return workload
         changed = copy.deepcopy(workload)
         _put(changed, path, {**(at(changed, path) or {}), names.INJECT: names.PROPAGATED})
@@ -45,6 +45,11 @@ def propagate(kind: Kind, workload: Json) -> Json:
     if not annotations:
         del at(changed, path[:-1])[path[-1]]
     return changed
+
+
+def _is_injected(template: Json | None) -> bool:
+    """Whether ``carpool inject`` added a sidecar to a template: an annotation would roll its pods for nothing."""
+    return template is not None and names.STATUS in annotations_of(template) and has_sidecar(template)
 
 
 def _put(thing: Json, path: tuple[str, ...], value: Json) -> None:

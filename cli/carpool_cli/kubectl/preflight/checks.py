@@ -15,8 +15,8 @@ from carpool_cli.kubectl.preflight.scene import addresses
 from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of
 from carpool_operator.injector.bypass import bypasses, named_ports
-from carpool_operator.injector.decide import annotations_of
-from carpool_operator.injector.reasons import NOTES, Note
+from carpool_operator.injector.decide import annotations_of, is_self_tuned, undo
+from carpool_operator.injector.reasons import NOTES, Note, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +45,14 @@ def knative(subject: Subject) -> Iterator[Finding]:
     elif any(owner.startswith((f"{KNATIVE}/", "autoscaling.internal.knative.dev/")) for owner in owners):
         fix = "run the model as a Deployment of its own"
         yield Finding(Code.KNATIVE, Effect.NO_BATCHING, "Knative runs its pods, which get no sidecar", fix)
+
+
+def self_tuned(subject: Subject, of: Json) -> Iterator[Finding]:
+    """Find sidecars that tune themselves: the injector adds no second one. ``of``: the pod template, or a pod."""
+    if is_self_tuned(of):
+        message = "its pods have a sidecar that no operator tunes, and get no other"
+        fix = f"{undo(subject.namespace, subject.resource)} takes it out; delete one written by hand"
+        yield Finding(Reason.SELF_TUNED, Effect.NO_BATCHING, message, fix)
 
 
 # ------------------------------------------------------------------------------------------------- the dry run

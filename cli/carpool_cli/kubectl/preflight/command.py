@@ -97,7 +97,7 @@ def look(cluster: Cluster, subject: Subject, near: Around) -> list[Finding]:
         near = near._replace(unread=(*near.unread, "its pods, which quotas count, and whose addresses rules name"))
     plain = dry_run(cluster, sample(subject, of, inject=False))
     injected = dry_run(cluster, sample(subject, of, inject=True))
-    return checks.all_of(subject, plain, injected, near, pods)
+    return [*checks.self_tuned(subject, of), *checks.all_of(subject, plain, injected, near, pods)]
 
 
 def _named(cluster: Cluster, workload: str) -> Subject:
