@@ -126,6 +126,54 @@ def test_secrets_for_the_image_are_added_and_it_is_said_what_that_switches_off(i
     assert inject(own, "--undo", "--image-pull-secret", "registry").exit_code == 2
 
 
+NETWORK = """---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: callers}
+spec: {podSelector: {matchLabels: {app: resnet}}, ingress: [{ports: [{port: PORT}]}]}
+"""
+SCALER = """---
+apiVersion: autoscaling/VERSION
+kind: HorizontalPodAutoscaler
+metadata: {name: busy}
+spec: {scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: resnet}, maxReplicas: 9, METRIC}
+"""
+V1 = "targetCPUUtilizationPercentage: 60"
+OF_ALL = "metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 60}}}]"
+OF_ONE = (
+    "metrics: [{type: ContainerResource, containerResource: "
+    "{name: cpu, container: server, target: {type: Utilization, averageUtilization: 60}}}]"
+)
+
+
+@pytest.mark.parametrize(
+    ("other", "code"),
+    [
+        (NETWORK.replace("PORT", "9000"), "NetworkPolicyByNumber: NetworkPolicy callers admits port 9000 and not 14080"),
+        (NETWORK.replace("PORT", "http"), ""),
+        (NETWORK.replace("PORT", "9000").replace("{name: callers}", "{name: callers, namespace: elsewhere}"), ""),
+        (SCALER.replace("VERSION", "v1").replace("METRIC", V1), "HPAOnPercentage: HorizontalPodAutoscaler busy"),
+        (SCALER.replace("VERSION", "v2").replace("METRIC", OF_ALL), "HPAOnPercentage: HorizontalPodAutoscaler busy"),
+        (SCALER.replace("VERSION", "v2").replace("METRIC", OF_ONE), ""),
+        ("---\napiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nmetadata: {name: empty}\n", ""),
+    ],
+)
+@pytest.mark.parametrize("namespace", ["models", None])
+def test_what_a_sidecar_breaks_in_the_same_input_is_named(inject, other, code, namespace):
+    model = MANIFESTS if namespace else MANIFESTS.replace(", namespace: models", "")
+    if namespace is None and "elsewhere" in other:  # the workload may be there, too
+        code = "NetworkPolicyByNumber: "
+    result = inject(model + other, "--slo-p99", "50ms")
+    assert result.exit_code == 0
+    assert result.stdout.endswith(other)
+    if code:
+        assert f"deployment/resnet: {code}" in result.stderr
+        assert "Correct it in the manifest" in result.stderr
+    else:
+        assert result.stderr == ""
+    assert result.stderr == inject(other + "---\n" + model, "--slo-p99", "50ms").stderr
+
+
 @pytest.mark.parametrize("name", ["", "Bad Name", "a_b", "-a", "a" * 254])
 def test_a_secret_s_name_is_checked(inject, name):
     result = inject(MANIFESTS, "--slo-p99", "50ms", "--image-pull-secret", "a.b-1", "--image-pull-secret", name)

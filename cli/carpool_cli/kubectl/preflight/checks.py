@@ -6,12 +6,13 @@ import json
 from typing import TYPE_CHECKING
 
 from carpool_cli.kubectl.preflight import ways
-from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, ports
-from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
+from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally
 from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
-from carpool_cli.kubectl.preflight.network.judging import admin_port, network_policies, understood
 from carpool_cli.kubectl.preflight.quotas import room_for_all
-from carpool_cli.kubectl.preflight.scene import addresses
+from carpool_cli.preflight.autoscalers import autoscalers
+from carpool_cli.preflight.findings import Code, Effect, Finding, compact
+from carpool_cli.preflight.network.judging import admin_port, network_policies, understood
+from carpool_cli.preflight.objects import addresses, ports
 from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of
 from carpool_operator.injector.bypass import bypasses, named_ports
@@ -21,8 +22,8 @@ from carpool_operator.injector.reasons import NOTES, Note, Reason
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from carpool_cli.kubectl.preflight.dry_run import Dry, Ports
-    from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
+    from carpool_cli.kubectl.preflight.dry_run import Dry
+    from carpool_cli.preflight.objects import Around, Json, Ports, Subject
 
 KNATIVE = "serving.knative.dev"
 FULL = "exceeded quota"
@@ -169,30 +170,6 @@ def _expose(subject: Subject, pod: Json, service: str) -> str:
     handed: Json = next((each for each in model.get("ports") or [] if each["containerPort"] == data), {})
     target = handed.get("name") or data
     return f"{subject.kubectl} expose service {service} --name={service}-batched --port=80 --target-port={target}"
-
-
-def autoscalers(subject: Subject, pod: Json, near: Around) -> Iterator[Finding]:
-    """Find HPAs on a percentage of all containers' requests: the sidecar adds its own request."""
-    mine = {(subject.kind.name, subject.name)}
-    if subject.kind.name == "InferenceService":
-        mine.add(("Deployment", f"{subject.name}-predictor"))
-    container = json.loads(pod["metadata"]["annotations"][names.STATUS])["container"]
-    for scaler in near.autoscalers:
-        target, name = scaler["spec"]["scaleTargetRef"], scaler["metadata"]["name"]
-        if (target["kind"], target["name"]) not in mine:
-            continue
-        for index, metric in enumerate(scaler["spec"].get("metrics") or []):
-            resource = metric.get("resource") or {}
-            if metric["type"] != "Resource" or resource["target"]["type"] != "Utilization":
-                continue
-            value = {"type": "ContainerResource", "containerResource": {**resource, "container": container}}
-            yield Finding(
-                Code.HPA_ON_PERCENTAGE,
-                Effect.BREAKS,
-                f"HorizontalPodAutoscaler {name} scales by a percentage of the {resource['name']} that all containers "
-                "request: the sidecar's request changes that",
-                json_patch(subject.namespace, f"hpa {name}", "replace", f"/spec/metrics/{index}", value),
-            )
 
 
 # ------------------------------------------------------------------------------------------------- inside the pod
