@@ -208,6 +208,13 @@ def asks(annotations: Mapping[str, str]) -> bool:
     return annotations.get(INJECT) == ASKED or any(name.startswith(SLO_PREFIX) for name in annotations)
 
 
+def asks_validly(annotations: Mapping[str, str]) -> bool:
+    """Return whether one of the annotations that ask for a sidecar is valid."""
+    if not asks(annotations) or annotations.get(INJECT) == ASKED:
+        return asks(annotations)
+    return any(_is_slo(key) and _problem(key, value) is None for key, value in annotations.items())
+
+
 def _is_slo(key: str) -> bool:
     return _is_known(key) and key.startswith(SLO_PREFIX)
 

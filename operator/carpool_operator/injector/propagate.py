@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def asks(workload: Json) -> bool:
-    """Whether a workload's own annotations ask for a sidecar; the operator checks their values.
+    """Whether a workload's own annotations ask for a sidecar, with valid values or not.
 
-    Only presence matters: fixing a typo rolls no pods.
+    A value that becomes invalid takes no sidecar out: its pods would roll because of a typo.
     """
     return names.asks(annotations_of(workload))
 
@@ -25,6 +25,7 @@ def asks(workload: Json) -> bool:
 def propagate(kind: Kind, workload: Json) -> Json:
     """Return the workload as it should be: the same object if nothing changes.
 
+    Pods roll for their sidecars once an annotation that asks for them is valid.
     Users' annotations in the template stay; only the value added at admission is removed.
     """
     path = kind.template(workload)
@@ -32,7 +33,8 @@ def propagate(kind: Kind, workload: Json) -> Json:
         return workload
     there = (at(workload, path) or {}).get(names.INJECT)
     if asks(workload):
-        if there is not None or _is_injected(kind.pod(workload)):
+        valid = names.asks_validly(annotations_of(workload))
+        if there is not None or not valid or _is_injected(kind.pod(workload)):
             return workload
         changed = copy.deepcopy(workload)
         _put(changed, path, {**(at(changed, path) or {}), names.INJECT: names.PROPAGATED})

@@ -149,7 +149,10 @@ OF_ONE = (
 @pytest.mark.parametrize(
     ("other", "code"),
     [
-        (NETWORK.replace("PORT", "9000"), "NetworkPolicyByNumber: NetworkPolicy callers admits port 9000 and not 14080"),
+        (
+            NETWORK.replace("PORT", "9000"),
+            "NetworkPolicyByNumber: NetworkPolicy callers admits port 9000 and",
+        ),
         (NETWORK.replace("PORT", "http"), ""),
         (NETWORK.replace("PORT", "9000").replace("{name: callers}", "{name: callers, namespace: elsewhere}"), ""),
         (SCALER.replace("VERSION", "v1").replace("METRIC", V1), "HPAOnPercentage: HorizontalPodAutoscaler busy"),

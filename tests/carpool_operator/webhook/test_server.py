@@ -135,6 +135,29 @@ async def test_typos_get_a_warning_though_nothing_is_changed(own, template, warn
     assert response.get("warnings", []) == [f"carpool: {each}" for each in warnings]
 
 
+@pytest.mark.parametrize(
+    ("own", "rolls"),
+    [
+        ({"slo-p99": "50"}, False),
+        ({"slo-p97": "50ms"}, False),
+        ({"slo-p99": "50", "slo-p50": "20ms"}, True),
+        ({"slo-p99": "50ms", "max-batch": "many"}, True),
+        ({"slo-p99": "50", "inject": "true"}, True),
+    ],
+)
+async def test_pods_roll_once_an_annotation_that_asks_for_a_sidecar_is_valid(own, rolls):
+    template = {"metadata": {}, "spec": {"containers": [{"name": "server", "ports": [{"containerPort": 9000}]}]}}
+    annotations = {f"carpool.dev/{name}": value for name, value in own.items()}
+    deployment = {"metadata": {"name": "resnet", "annotations": annotations}, "spec": {"template": template}}
+    async with client(Injector(SETTINGS)) as (post, _):
+        response = json.loads((await post(review(deployment, "Deployment")))[1])["response"]
+        template["metadata"]["annotations"] = {"carpool.dev/inject": "deployment"}
+        later = json.loads((await post(review(deployment, "Deployment")))[1])["response"]
+    assert ("patch" in response) == rolls
+    assert response["warnings"]
+    assert "patch" not in later  # a value that becomes invalid takes nothing out
+
+
 @pytest.mark.parametrize("target", [None, Target("models", "Deployment", "resnet")])
 async def test_a_workload_with_a_sidecar_by_carpool_inject_rolls_no_pods(target):
     by_command = Settings(image="s", version="1", public_key="ab" * 32) if target else SELF_TUNED
