@@ -62,11 +62,13 @@ class Outcome(NamedTuple):
     """Its manifest in the input."""
     stays: bool = False
     """Whether it already has a sidecar with other settings than requested."""
+    elsewhere: bool = False
+    """Whether only the webhook can add its sidecars, and nothing asks for that."""
 
     @property
     def lacking(self) -> bool:
         """Whether it should have this sidecar, and does not."""
-        return self.stays or (self.why is not None and self.why.is_annotated)
+        return self.stays or self.elsewhere or (self.why is not None and self.why.is_annotated)
 
 
 class Asked(NamedTuple):
@@ -317,7 +319,7 @@ def _changed(document: str, new: Any, outcomes: list[Outcome]) -> str:  # noqa: 
     changed = in_place(document, new)
     if changed is not None:
         return changed
-    lost = "written anew, without its comments, since it has anchors or merge keys where it changes"
+    lost = "written anew, without its comments: anchors, merge keys or its layout let no part be changed by itself"
     outcomes[-1] = outcomes[-1]._replace(problems=(*outcomes[-1].problems, lost))
     return edited(document, new)
 
@@ -346,6 +348,9 @@ def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - 
         found.others.append(thing)
     of = registry.BY_NAME.get(kind)
     job = JOBS.get(kind)
+    if of is not None and asked.settings is not None and _is_made_elsewhere(of, thing):
+        found.outcomes.append(_elsewhere(of, thing))
+        return thing
     if kind != "Pod" and job is None and (of is None or (of.pod(thing) is None and not of.built_in)):
         return thing  # it has no pods, or another object has their template
     changed, settings = copy.deepcopy(thing), asked.settings
@@ -388,6 +393,27 @@ def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - 
     told = tuple(Note(note) for note in notes)
     found.outcomes.append(Outcome(name, None, told, problems, where, pod_changed, thing))
     return _with(changed, job or of, pod_changed)
+
+
+def _is_made_elsewhere(of: Kind, thing: dict[str, Any]) -> bool:
+    """Whether a kind's controller makes the pod template, as KServe does, so that only the webhook adds sidecars."""
+    path = of.template(thing)
+    return not of.templates or (path is not None and path[-2] != "metadata")
+
+
+def _elsewhere(of: Kind, thing: dict[str, Any]) -> Outcome:
+    """Return the result for such a workload."""
+    metadata = thing.get("metadata") or {}
+    name = f"{of.name.lower()}/{metadata.get('name') or metadata.get('generateName')}"
+    if not of.annotating:
+        how = (
+            f'write {names.INJECT}: "{names.ASKED}" in the templates of the pods that serve: the webhook does the rest'
+        )
+    else:
+        how = f"annotate it, e.g. {names.SLO_PREFIX}p99: 50ms: the webhook does the rest"
+    if of.annotating and names.asks_validly(annotations_of(thing)):
+        return Outcome(name, None, problems=("the webhook adds its sidecars",))
+    return Outcome(name, None, problems=(f"this command can't add its sidecars: {how}",), elsewhere=True)
 
 
 def _drain_key(secret: bytes, namespace: str | None, name: str, pod: dict[str, Any]) -> str:

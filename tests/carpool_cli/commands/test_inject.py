@@ -85,6 +85,52 @@ def test_what_is_not_changed_is_printed_as_it_was(inject):
     assert "image: your-model-server   # yours\n" in out
 
 
+ISVC = """\
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: iris, annotations: {"other": "x"}}
+spec: {predictor: {model: {modelFormat: {name: onnx}}}}
+"""
+RAY = """\
+apiVersion: ray.io/v1
+kind: RayService
+metadata: {name: text}
+spec: {rayClusterConfig: {}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        (ISVC, 3, "inferenceservice/iris: this command can't add its sidecars: annotate it, e.g. carpool.dev/slo-"),
+        (ISVC.replace('"other": "x"', "carpool.dev/slo-p99: 50ms"), 0, "the webhook adds its sidecars"),
+        (ISVC.replace('"other": "x"', 'carpool.dev/slo-p99: "50"'), 3, "annotate it"),
+        (RAY, 3, "rayservice/text: this command can't add its sidecars: write carpool.dev/inject: "),
+        (MANIFESTS + "---\n" + ISVC, 3, "inferenceservice/iris: "),
+    ],
+)
+def test_a_workload_whose_pods_its_controller_describes_is_for_the_webhook(inject, text, code, said):
+    result = inject(text, "--slo-p99", "50ms")
+    assert result.exit_code == code
+    assert said in result.stderr
+    assert result.stdout.endswith(text[-80:])
+    assert inject(text, "--undo").exit_code == 0
+
+
+@pytest.mark.parametrize("nothing", [" null", " ~", "", "   # none", " null  # none"])
+def test_a_null_is_edited_in_place(inject, nothing):
+    metadata = f"metadata:\n      annotations:{nothing}\n      labels: {{app: resnet}}"
+    text = MANIFESTS.replace("metadata: {labels: {app: resnet}}", metadata)
+    result = inject(text, "--slo-p99", "50ms")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "image: your-model-server   # yours\n" in result.stdout
+    assert ("# none" in nothing) == ("# none" in result.stdout)
+    assert "carpool.dev/status" in template(result.stdout)["metadata"]["annotations"]
+    undone = inject(result.stdout, "--undo")
+    assert undone.stderr == ""
+    assert list(yaml.safe_load_all(undone.stdout)) == list(yaml.safe_load_all(text))
+
+
 def test_twice_is_once(inject):
     once = inject(MANIFESTS, "--slo-p99", "50ms").stdout
     again = inject(once, "--slo-p99", "50ms")
