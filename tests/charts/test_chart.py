@@ -330,6 +330,7 @@ def test_what_the_documentation_sets_is_accepted(helm):
         ({"monitoring": {"podMonitor": {"metricRelabelings": ["drop"]}}}, "metricRelabelings.0"),
         ({"monitoring": {"alerts": {"enabled": True}}}, "alerts"),
         ({"defaults": {"slo-ttft-p99.Gold": "1s"}}, "slo-ttft-p99.Gold"),
+        ({"defaults": {"max-batch": 65537}}, "defaults.max-batch"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else value,
 )

@@ -119,7 +119,7 @@ CALL = {"httpGet": {"path": "/", "port": 14090}}
         ({"lifecycle": {"preStop": {"exec": {"command": ["true"]}}}}, False),
     ],
 )
-def test_a_port_that_only_a_probe_or_a_hook_names_is_in_use(other, taken):
+def test_a_port_that_only_calls_of_the_kubelet_name_is_in_use(other, taken):
     server = {"name": "server", "ports": [HTTP]}
     one = {"metadata": {"annotations": {"carpool.dev/inject": "true"}}}
     decision = decide({**one, "spec": {"containers": [server, {"name": "helper", **other}]}}, TARGET, SETTINGS)
