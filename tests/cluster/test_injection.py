@@ -181,6 +181,27 @@ def test_a_workload_that_has_sidecars_gets_a_warning_of_a_wrong_value(injector, 
     assert "carpool.dev/max-batch is 'many'" in said
 
 
+def test_a_workload_with_sidecars_by_command_gets_a_warning_and_rolls_no_pods(
+    injector, cluster, api, namespace, kubectl
+):
+    manifest = json.dumps(deployment(own={}))
+    api.apply(
+        json.loads(cluster.run("carpool", "inject", "-f", "-", "--slo-p99", "50ms", text=manifest)), namespace=namespace
+    )
+    api.until("deployments", namespace, is_seen, name="web")
+    before = api.get("deployments", "web", namespace)["spec"]["template"]
+    said = kubectl("annotate", "deployment", "web", "carpool.dev/slo-p99=50ms", check=False)
+    assert "Warning: carpool: SelfTuned: " in said
+    assert f"kubectl -n {namespace} get deployment/web -o yaml | carpool inject --undo -f -" in said
+    assert api.get("deployments", "web", namespace)["spec"]["template"] == before
+    # As the warning says
+    live = kubectl("get", "deployment/web", "-o", "yaml")
+    kubectl("replace", "-f", "-", text=cluster.run("carpool", "inject", "--undo", "-f", "-", text=live))
+    after = api.get("deployments", "web", namespace)
+    assert of_template(after) == "deployment"
+    assert not injected(after["spec"]["template"])
+
+
 def test_typos_get_a_warning_each_time(injector, api, namespace, kubectl):
     def said_to(manifest):
         # Nothing is kept: what controllers do to it would be asked about, too.

@@ -290,8 +290,11 @@ def self_tuned(namespace: str, resource: str) -> Skip:
 
 
 def undo(namespace: str, resource: str) -> str:
-    """Return the command that takes a sidecar by ``carpool inject`` out of a workload."""
-    return f"kubectl -n {namespace} get {resource} -o yaml | carpool inject --undo -f - | kubectl apply -f -"
+    """Return the command that takes a sidecar by ``carpool inject`` out of a workload.
+
+    Not with ``apply``, which leaves list members that no earlier ``apply`` added.
+    """
+    return f"kubectl -n {namespace} get {resource} -o yaml | carpool inject --undo -f - | kubectl replace -f -"
 
 
 def annotations_of(thing: Json) -> dict[str, str]:

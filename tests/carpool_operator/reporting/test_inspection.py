@@ -57,7 +57,7 @@ async def test_a_sidecar_that_tunes_itself_is_reported_and_no_restart(api, inspe
 
     assert missed.skipped.startswith("SelfTuned: ")
     assert (
-        "kubectl -n ns get deployment/web -o yaml | carpool inject --undo -f - | kubectl apply -f -" in missed.skipped
+        "kubectl -n ns get deployment/web -o yaml | carpool inject --undo -f - | kubectl replace -f -" in missed.skipped
     )
 
 
