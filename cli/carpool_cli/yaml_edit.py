@@ -114,6 +114,11 @@ def _edits(text: str, node: yaml.Node, old: Any, new: Any, *, whole: bool) -> It
             yield _inserted(text, node, _dump(added_items), column)
     elif isinstance(node, yaml.CollectionNode) and node.flow_style:
         yield from _in_braces(node, old, new, whole=whole)
+    elif isinstance(node, yaml.ScalarNode) and old is None and isinstance(new, dict | list):
+        # null, or nothing behind a colon
+        start = node.start_mark.index
+        blank = "" if text[start - 1 : start].isspace() else " "
+        yield _Edit(start, node.end_mark.index, blank + _dump(new, flow=True))
     elif isinstance(node, yaml.ScalarNode) and not isinstance(new, dict | list):
         yield _Edit(node.start_mark.index, node.end_mark.index, _quoted(node, new) or _dump(new))
     else:

@@ -16,8 +16,9 @@ from carpool_sidecar.admin.signatures import Authority
 from carpool_sidecar.config import own_address
 from carpool_sidecar.config.descriptors import raise_limit
 from carpool_sidecar.config.settings import SidecarConfig, is_address, parse, parse_injected
+from carpool_sidecar.llm import process
 from carpool_sidecar.logs import set_up
-from carpool_sidecar.sidecar import Sidecar
+from carpool_sidecar.sidecar import Sidecar, onnx_backend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,7 +164,7 @@ def run(
 
 
 def check(config: SidecarConfig, *, listen: str | None = None, admin: str | None = None) -> None:
-    """Check fixed waits, files and addresses of a configuration; ``listen`` and ``admin`` replace the file's.
+    """Check fixed waits, files, addresses and packages of a configuration; ``listen`` and ``admin`` replace the file's.
 
     Raises ``PolicyError`` naming the field.
     """
@@ -172,6 +173,10 @@ def check(config: SidecarConfig, *, listen: str | None = None, admin: str | None
     own_address.refuse(config.upstream, listen or config.listen, admin or config.admin)
     if config.public_key is not None:
         Authority(config.public_key, config.target)
+    if config.onnx is not None:
+        onnx_backend()
+    if config.llm is not None:
+        process.check(config.llm)
 
 
 def _key(config: SidecarConfig) -> str | None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from carpool.exchange.change import Change
     from carpool_sidecar.backends.base import Backend
+    from carpool_sidecar.backends.onnx import OnnxBackend
     from carpool_sidecar.config.settings import SidecarConfig, Upstream
     from carpool_sidecar.models import Entry
 
@@ -408,12 +409,19 @@ def _backend(config: SidecarConfig, upstream: Upstream | None, budget: Budget, t
             turns=turns,
             max_forwarded=forwarded,
         )
+    assert config.onnx is not None  # noqa: S101 - for the type checker: validated
+    return onnx_backend()(config.onnx)
+
+
+def onnx_backend() -> type[OnnxBackend]:
+    """Return what serves a model file.
+
+    Raises ``PolicyError`` if its packages are not installed.
+    """
     try:
         from carpool_sidecar.backends.onnx import OnnxBackend  # noqa: PLC0415 - 60 MiB that an upstream does without
     except ModuleNotFoundError as error:
         raise PolicyError(
             "onnx", f"serving a model file needs {error.name}: pip install 'carpool-serving[onnx]'"
         ) from None
-
-    assert config.onnx is not None  # noqa: S101 - for the type checker: validated
-    return OnnxBackend(config.onnx)
+    return OnnxBackend

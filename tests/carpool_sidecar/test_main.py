@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import re
 import signal
@@ -52,17 +53,26 @@ async def launch(world):
         await process.communicate()
 
 
-def test_a_model_file_without_its_extra_is_a_wrong_configuration(config_file, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("check", [["--check"], []])
+def test_a_model_file_without_its_extra_is_a_wrong_configuration(config_file, tmp_path, monkeypatch, capsys, check):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     for module in ("sessions", "onnx"):
         monkeypatch.delitem(sys.modules, f"carpool_sidecar.backends.{module}", raising=False)
     (tmp_path / "model.onnx").write_bytes(b"")
     file = config_file(json.dumps({"onnx": {"path": str(tmp_path / "model.onnx")}, "policy": {"slo": SLO}}))
-    assert main(["--config", str(file)]) == WRONG_CONFIG
+    assert main(["--config", str(file), *check]) == WRONG_CONFIG
     assert (
         capsys.readouterr().err
         == f"{file}: onnx: serving a model file needs onnxruntime: pip install 'carpool-serving[onnx]'\n"
     )
+
+
+@pytest.mark.parametrize("check", [["--check"], []])
+def test_a_language_model_without_its_extra_is_a_wrong_configuration(config_file, monkeypatch, capsys, check):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    file = config_file(json.dumps({"llm": {"path": "m.gguf"}, "policy": {"slo": SLO}}))
+    assert main(["--config", str(file), *check]) == WRONG_CONFIG
+    assert "llm: OpenVINO GenAI is not installed: pip install 'carpool-serving[llm]'" in capsys.readouterr().err
 
 
 def test_the_version_needs_no_configuration(capsys):

@@ -13,6 +13,7 @@ from carpool_operator.api.annotations import KNOWN, KNOWN_IN_TEMPLATE, OF_CLASSE
 from carpool_operator.cluster.sharding import Shard
 from carpool_operator.main import parser as operator_parser
 from carpool_operator.webhook.main import _parser as injector_parser
+from carpool_operator.webhook.main import _settings as injector_settings
 
 VALUES = {
     "default": {},
@@ -309,6 +310,16 @@ def test_what_the_documentation_sets_is_accepted(helm):
             "sidecarNamespaces has b, which is not in watchNamespaces",
         ),
         ({"operator": {"interval": "2"}}, "operator.interval"),
+        ({"operator": {"interval": "0s"}}, "operator.interval is 0s: it has to be longer than 0s"),
+        ({"operator": {"resync": "0m"}}, "operator.resync is 0m"),
+        ({"sidecar": {"ports": {"admin": 14080}}}, "sidecar.ports.data and sidecar.ports.admin are both 14080"),
+        ({"sidecar": {"memory": "127Mi"}}, "sidecar.memory is 127Mi: 128Mi is the least"),
+        ({"sidecar": {"memory": 1000000}}, "128Mi is the least"),
+        ({"sidecar": {"memoryRequest": "1Gi"}}, "sidecar.memoryRequest is 1Gi"),
+        ({"sidecar": {"memoryRequest": "0"}}, "sidecar.memoryRequest is 0"),
+        ({"sidecar": {"cpu": "0m"}}, "sidecar.cpu is 0m: it has to be more than 0"),
+        ({"sidecar": {"cpuLimit": "400m"}}, "sidecar.cpuLimit is 400m, less than sidecar.cpu, 500m"),
+        ({"sidecar": {"cpu": 2, "cpuLimit": 1.5}}, "sidecar.cpuLimit is 1.5, less than sidecar.cpu, 2"),
         ({"logLevel": "info"}, "logLevel"),
         ({"injector": {"timeoutSeconds": 31}}, "injector.timeoutSeconds"),
         ({"injector": {"port": 8080}}, "injector.port and injector.metricsPort are the same"),
@@ -319,6 +330,7 @@ def test_what_the_documentation_sets_is_accepted(helm):
         ({"monitoring": {"podMonitor": {"metricRelabelings": ["drop"]}}}, "metricRelabelings.0"),
         ({"monitoring": {"alerts": {"enabled": True}}}, "alerts"),
         ({"defaults": {"slo-ttft-p99.Gold": "1s"}}, "slo-ttft-p99.Gold"),
+        ({"defaults": {"max-batch": 65537}}, "defaults.max-batch"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else value,
 )
@@ -327,6 +339,22 @@ def test_a_wrong_value_is_refused_by_name(helm, values, named):
     assert done.returncode != 0
     # Both ways in which helm's checkers write a path.
     assert named in done.stderr or "/" + named.replace(".", "/") in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "sidecar",
+    [
+        {"memory": "128Mi", "memoryRequest": "134217728"},
+        {"memory": 536870912, "memoryRequest": 1000000},
+        {"memory": "1G", "memoryRequest": "900M", "cpu": "0.5", "cpuLimit": "500m"},
+        {"cpu": 2, "cpuLimit": 2},
+    ],
+)
+def test_the_injector_takes_what_the_chart_does_for_sidecars(helm, sidecar):
+    rendered = helm.render({"sidecar": sidecar})
+    (arguments,) = [spec["containers"][0]["args"] for name, _, spec in pods(rendered) if name == "carpool-injector"]
+    settings = injector_settings(injector_parser(), injector_parser().parse_args(arguments))
+    assert settings.resources.memory >= 128 * 2**20
 
 
 def schema_paths(schema, definitions, path=()):

@@ -118,14 +118,15 @@ TEMPLATE = (None, {"other": "x"}, {INJECT: "true"}, {INJECT: "false"}, {INJECT: 
 
 
 @pytest.mark.parametrize(("own", "template"), list(product(OWN, TEMPLATE)))
-def test_a_deployment_is_asked_about_only_to_be_changed(injector, api, own, template):
+def test_a_deployment_is_asked_about_to_be_changed_and_when_it_is_annotated(injector, api, own, template):
     asks = own in ({INJECT: "true"}, {"carpool.dev/slo-p50": "1s"})
     written = (template or {}).get(INJECT)
     wanted = written or "deployment" if asks else None if written == "deployment" else written
     before = reviews(api)
     made = api.create(deployment(own=own, template=template), "default", dryRun="All")
     assert of_template(made) == wanted
-    assert reviews(api) - before == (wanted != written)
+    # About new annotations, too, since their values may be wrong.
+    assert reviews(api) - before == (wanted != written or any(name.startswith("carpool.dev/") for name in own or {}))
 
 
 def test_what_has_no_annotation_of_ours_is_never_asked_about(injector, api, namespace):
@@ -135,14 +136,16 @@ def test_what_has_no_annotation_of_ours_is_never_asked_about(injector, api, name
     api.create(pod(), namespace, dryRun="All")
     api.create(pod(annotations={INJECT: "false"}), namespace, dryRun="All")
     assert reviews(api) == before
-    # Nor is an annotated one about its daily changes. Where its controller writes at the same moment, the API server
-    # asks once more.
+    # Nor is an annotated one about its daily changes, but about each change of an annotation of ours. Where its
+    # controller writes at the same moment, the API server asks once more.
     api.until("deployments", namespace, is_seen, name="web")
     api.annotate("deployments", "web", namespace, slo_p99="50ms")
     assert reviews(api) == before + 1
     api.patch("deployments", "web", namespace, body={"spec": {"replicas": 0, "paused": False}})
-    api.annotate("deployments", "web", namespace, slo_p99="60ms")
+    api.until("deployments", namespace, is_seen, name="web")
     assert reviews(api) == before + 1
+    api.annotate("deployments", "web", namespace, slo_p99="60ms")
+    assert reviews(api) == before + 2
 
 
 def test_namespaces_of_the_system_and_those_that_say_so_are_left_alone(injector, api, namespace):
@@ -159,11 +162,44 @@ def test_annotations_without_effect_get_a_warning(injector, api, namespace, kube
     api.apply(deployment(container=nameless), namespace=namespace)
     said = kubectl("annotate", "deployment", "web", "carpool.dev/slo-p99=50", check=False)
     assert "Warning: carpool: carpool.dev/slo-p99 is '50': write a duration" in said
+    assert of_template(api.get("deployments", "web", namespace)) is None  # an invalid value rolls no pods
+    said = kubectl("annotate", "deployment", "web", "carpool.dev/slo-p99=50ms", "--overwrite", check=False)
     assert "Warning: carpool: its pods will have no sidecar: NoPort: container server names no port" in said
     api.patch("deployments", "web", namespace, body={"spec": {"replicas": 1}})
     (started,) = api.until("pods", namespace, bool, labels="app=web")
     assert not injected(started)
     assert started["metadata"]["annotations"]["carpool.dev/skipped"].startswith("NoPort: container server")
+
+
+def test_a_workload_that_has_sidecars_gets_a_warning_of_a_wrong_value(injector, api, namespace, kubectl):
+    api.apply(deployment(own={"carpool.dev/slo-p99": "50ms"}), namespace=namespace)
+    api.until("deployments", namespace, is_seen, name="web")
+    said = kubectl("annotate", "deployment", "web", "carpool.dev/slo-p99=60", "--overwrite", check=False)
+    assert "Warning: carpool: carpool.dev/slo-p99 is '60': write a duration" in said
+    assert of_template(api.get("deployments", "web", namespace)) == "deployment"  # and nothing rolls
+    said = kubectl("annotate", "deployment", "web", "carpool.dev/max-batch=many", check=False)
+    assert "carpool.dev/max-batch is 'many'" in said
+
+
+def test_a_workload_with_sidecars_by_command_gets_a_warning_and_rolls_no_pods(
+    injector, cluster, api, namespace, kubectl
+):
+    manifest = json.dumps(deployment(own={}))
+    api.apply(
+        json.loads(cluster.run("carpool", "inject", "-f", "-", "--slo-p99", "50ms", text=manifest)), namespace=namespace
+    )
+    api.until("deployments", namespace, is_seen, name="web")
+    before = api.get("deployments", "web", namespace)["spec"]["template"]
+    said = kubectl("annotate", "deployment", "web", "carpool.dev/slo-p99=50ms", check=False)
+    assert "Warning: carpool: SelfTuned: " in said
+    assert f"kubectl -n {namespace} get deployment/web -o yaml | carpool inject --undo -f -" in said
+    assert api.get("deployments", "web", namespace)["spec"]["template"] == before
+    # As the warning says
+    live = kubectl("get", "deployment/web", "-o", "yaml")
+    kubectl("replace", "-f", "-", text=cluster.run("carpool", "inject", "--undo", "-f", "-", text=live))
+    after = api.get("deployments", "web", namespace)
+    assert of_template(after) == "deployment"
+    assert not injected(after["spec"]["template"])
 
 
 def test_typos_get_a_warning_each_time(injector, api, namespace, kubectl):
@@ -180,7 +216,7 @@ def test_typos_get_a_warning_each_time(injector, api, namespace, kubectl):
         assert "carpool.dev/contaner in the pod template is not known: did you mean" in said_to(mistyped)
 
 
-def test_who_writes_what_is_read_is_not_asked_about(injector, api, namespace):
+def test_annotations_that_are_read_are_asked_about_once(injector, api, namespace):
     written = (
         "container",
         "port",
@@ -198,8 +234,10 @@ def test_who_writes_what_is_read_is_not_asked_about(injector, api, namespace):
     template = {INJECT: "true", **{f"carpool.dev/{name}": "x" for name in written}}
     own = {"carpool.dev/slo-p99": "1s", "carpool.dev/mode": "Apply", "carpool.dev/max-batch": "8"}
     own |= {"carpool.dev/slo-ttft-p99": "2s", "carpool.dev/slo-ttft-p99.gold": "1s"}
+    api.apply(deployment(own=own, template=template), namespace=namespace)
+    api.until("deployments", namespace, is_seen, name="web")
     before = reviews(api)
-    api.create(deployment(own=own, template=template), namespace, dryRun="All")
+    api.patch("deployments", "web", namespace, body={"spec": {"paused": True}})
     assert reviews(api) == before
 
 

@@ -160,3 +160,24 @@ securityContext:
 resources:
   {{- toYaml .values.resources | nindent 2 }}
 {{- end }}
+
+{{/* Bytes of a size: 512Mi, or a number. */}}
+{{- define "carpool.bytes" -}}
+{{- $units := dict "k" 1000 "M" 1000000 "G" 1000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 }}
+{{- if kindIs "string" . }}
+{{- $unit := regexFind "[a-zA-Z]*$" . }}
+{{- mul (trimSuffix $unit . | int64) (get $units $unit | default 1) }}
+{{- else }}
+{{- int64 . }}
+{{- end }}
+{{- end }}
+
+{{/* Thousandths of a core: 500m, 2 or 0.5. */}}
+{{- define "carpool.millicores" -}}
+{{- $text := toString . }}
+{{- if hasSuffix "m" $text }}
+{{- trimSuffix "m" $text | int64 }}
+{{- else }}
+{{- round (mulf (float64 $text) 1000) 0 }}
+{{- end }}
+{{- end }}

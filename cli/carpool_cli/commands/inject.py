@@ -19,6 +19,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.plain import PolicyError, to_plain
 from carpool.policy.spec import SLO, BatchingPolicy, Latency
 from carpool_cli.options import DURATION, INPUT_FILE
+from carpool_cli.preflight import manifests
 from carpool_cli.yaml_edit import edited, in_place, load
 from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Target
@@ -57,13 +58,17 @@ class Outcome(NamedTuple):
     namespace: str | None = None
     pod: dict[str, Any] | None = None
     """The printed pod, if it has a sidecar."""
+    workload: dict[str, Any] | None = None
+    """Its manifest in the input."""
     stays: bool = False
     """Whether it already has a sidecar with other settings than requested."""
+    elsewhere: bool = False
+    """Whether only the webhook can add its sidecars, and nothing asks for that."""
 
     @property
     def lacking(self) -> bool:
         """Whether it should have this sidecar, and does not."""
-        return self.stays or (self.why is not None and self.why.is_annotated)
+        return self.stays or self.elsewhere or (self.why is not None and self.why.is_annotated)
 
 
 class Asked(NamedTuple):
@@ -83,6 +88,8 @@ class Found(NamedTuple):
 
     outcomes: list[Outcome]
     services: list[dict[str, Any]]
+    others: list[dict[str, Any]]
+    """NetworkPolicies and HorizontalPodAutoscalers."""
 
 
 class Wrong(click.ClickException):
@@ -160,7 +167,8 @@ def command(
     and each sidecar tunes itself.
 
     Exits 0 when all have their sidecars, 3 when some can't or have one with other settings, 2 for wrong input. The
-    standard error has the reasons, and notes, such as on a Service in the input that bypasses the sidecar.
+    standard error has the reasons, and notes: on Services in the input that bypass the sidecar, and NetworkPolicies
+    and HorizontalPodAutoscalers in it that the sidecar breaks.
     """
     if undo and any(given not in {None, ()} for given in (slo_p99, public_key, image, pull_secrets, drain_secret)):
         raise click.UsageError("--undo takes no other option but -f")
@@ -180,7 +188,7 @@ def command(
             policy=None if slo_p99 is None else _policy(slo_p99),
         )
     text = _read(source)
-    found = Found([], [])
+    found = Found([], [], [])
     try:
         secret = b"" if drain_secret is None else drain_secret.read_bytes()
         printed = "".join(_documents(text, Asked(settings, namespace, secret, image), found))
@@ -205,6 +213,9 @@ def _notes(found: Found) -> Iterator[str]:
     for service in found.services:
         with suppress(KeyError, TypeError, AttributeError):  # kubectl reports what is wrong with it
             yield from _bypassed(service, found.outcomes)
+    for outcome in found.outcomes:
+        with suppress(KeyError, TypeError, AttributeError, ValueError):
+            yield from _broken(outcome, found.others)
     if not found.outcomes:
         yield "nothing here has pods: there is no workload with a pod template, and no Pod"
 
@@ -221,6 +232,18 @@ def _bypassed(service: dict[str, Any], outcomes: list[Outcome]) -> Iterator[str]
                 f"service/{name}: ServiceBypassed: port {way.port} leads to {outcome.name} by {way.by} and bypasses "
                 f"the sidecar: nothing is batched. Correct it: {first}write targetPort: {way.name} in the Service"
             )
+
+
+def _broken(outcome: Outcome, others: list[dict[str, Any]]) -> Iterator[str]:
+    """Return the findings about objects in the input that a sidecar breaks."""
+    of = registry.BY_NAME.get(str((outcome.workload or {}).get("kind")))
+    if of is None or outcome.workload is None or outcome.pod is None:
+        return
+    for finding in manifests.findings(of, outcome.workload, outcome.pod, outcome.namespace, others):
+        yield (
+            f"{outcome.name}: {finding.code}: {finding.message}. Correct it in the manifest; in a cluster this does: "
+            f"{finding.fix}"
+        )
 
 
 def _read(source: str) -> str:
@@ -296,7 +319,7 @@ def _changed(document: str, new: Any, outcomes: list[Outcome]) -> str:  # noqa: 
     changed = in_place(document, new)
     if changed is not None:
         return changed
-    lost = "written anew, without its comments, since it has anchors or merge keys where it changes"
+    lost = "written anew, without its comments: anchors, merge keys or its layout let no part be changed by itself"
     outcomes[-1] = outcomes[-1]._replace(problems=(*outcomes[-1].problems, lost))
     return edited(document, new)
 
@@ -321,8 +344,13 @@ def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - 
         return {**thing, "items": [_injected(each, asked, found) for each in thing["items"]]}
     if kind == "Service":
         found.services.append(thing)
+    if kind and manifests.is_looked_at(thing):
+        found.others.append(thing)
     of = registry.BY_NAME.get(kind)
     job = JOBS.get(kind)
+    if of is not None and asked.settings is not None and _is_made_elsewhere(of, thing):
+        found.outcomes.append(_elsewhere(of, thing))
+        return thing
     if kind != "Pod" and job is None and (of is None or (of.pod(thing) is None and not of.built_in)):
         return thing  # it has no pods, or another object has their template
     changed, settings = copy.deepcopy(thing), asked.settings
@@ -351,7 +379,7 @@ def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - 
         )
         decision = decide(pod, target, settings, asked=True)
         if isinstance(decision, Skip):
-            outcome = Outcome(name, decision, (), problems, where)
+            outcome = Outcome(name, decision, (), problems, where, workload=thing)
             found.outcomes.append(_left_alone(outcome, pod, settings, target, asked.image))
             return thing
         pod_changed = patch(pod, decision, settings, _drain_key(asked.secret, where, name, pod))
@@ -362,8 +390,30 @@ def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - 
     notes = json.loads(pod_changed["metadata"]["annotations"][names.STATUS])["notes"]
     if settings.pull_secrets and not pod["spec"].get("imagePullSecrets"):
         problems = (*problems, UNACCOUNTED)
-    found.outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes), problems, where, pod_changed))
+    told = tuple(Note(note) for note in notes)
+    found.outcomes.append(Outcome(name, None, told, problems, where, pod_changed, thing))
     return _with(changed, job or of, pod_changed)
+
+
+def _is_made_elsewhere(of: Kind, thing: dict[str, Any]) -> bool:
+    """Whether a kind's controller makes the pod template, as KServe does, so that only the webhook adds sidecars."""
+    path = of.template(thing)
+    return not of.templates or (path is not None and path[-2] != "metadata")
+
+
+def _elsewhere(of: Kind, thing: dict[str, Any]) -> Outcome:
+    """Return the result for such a workload."""
+    metadata = thing.get("metadata") or {}
+    name = f"{of.name.lower()}/{metadata.get('name') or metadata.get('generateName')}"
+    if not of.annotating:
+        how = (
+            f'write {names.INJECT}: "{names.ASKED}" in the templates of the pods that serve: the webhook does the rest'
+        )
+    else:
+        how = f"annotate it, e.g. {names.SLO_PREFIX}p99: 50ms: the webhook does the rest"
+    if of.annotating and names.asks_validly(annotations_of(thing)):
+        return Outcome(name, None, problems=("the webhook adds its sidecars",))
+    return Outcome(name, None, problems=(f"this command can't add its sidecars: {how}",), elsewhere=True)
 
 
 def _drain_key(secret: bytes, namespace: str | None, name: str, pod: dict[str, Any]) -> str:

@@ -130,7 +130,8 @@ BATCH = "batch"
 """The priority without targets, which is therefore not a class."""
 
 _DURATIONS = {name for name in FIELDS if name.startswith(SLO_PREFIX)} | {MAX_WAIT}
-_NUMBERS = {MAX_BATCH, MAX_IN_FLIGHT, TARGET_UTILIZATION, DEVICE_SHARE}
+_NUMBERS = {MAX_BATCH: 65536, MAX_IN_FLIGHT: 65536, TARGET_UTILIZATION: 100, DEVICE_SHARE: 100}
+"""Annotations that are whole numbers from 1, with the largest value."""
 _CHOICES: dict[str, type[StrEnum]] = {MODE: TuningMode, OBJECTIVE: Objective}
 OF_SIDECAR = (CPU, CPU_LIMIT, MEMORY, MEMORY_REQUEST, MAX_BODY, DATA_PORT, ADMIN_PORT, CAPTURE)
 """Annotations that a Namespace may have, too: defaults for the sidecars in it."""
@@ -208,6 +209,13 @@ def asks(annotations: Mapping[str, str]) -> bool:
     return annotations.get(INJECT) == ASKED or any(name.startswith(SLO_PREFIX) for name in annotations)
 
 
+def asks_validly(annotations: Mapping[str, str]) -> bool:
+    """Return whether one of the annotations that ask for a sidecar is valid."""
+    if not asks(annotations) or annotations.get(INJECT) == ASKED:
+        return asks(annotations)
+    return any(_is_slo(key) and _problem(key, value) is None for key, value in annotations.items())
+
+
 def _is_slo(key: str) -> bool:
     return _is_known(key) and key.startswith(SLO_PREFIX)
 
@@ -264,8 +272,8 @@ def _problem(key: str, value: str, template: str = "") -> str | None:
         return f"{key}: requests of the class {BATCH} have no targets: name another class, or drop it"
     if (key in _DURATIONS or of is not None) and re.fullmatch(DURATION_PATTERN, value) is None:
         return f"{key} is {value!r}: write a duration, e.g. 50ms, 2s, 1m30s (units h, m, s, ms; whole numbers)"
-    if key in _NUMBERS and re.fullmatch("[1-9][0-9]{0,8}", value) is None:
-        return f'{key} is {value!r}: write a whole number from 1, in quotes, e.g. "32"'
+    if key in _NUMBERS and not (re.fullmatch("[1-9][0-9]{0,8}", value) and int(value) <= _NUMBERS[key]):
+        return f'{key} is {value!r}: write a whole number from 1 to {_NUMBERS[key]}, in quotes, e.g. "32"'
     if key in _CHOICES and value not in (known := list(map(str, _CHOICES[key]))):
         close = difflib.get_close_matches(value.capitalize(), known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"

@@ -15,6 +15,7 @@ from carpool_operator.injector import capture
 from carpool_operator.injector.containers import (
     DEFAULT_CONTAINER,
     QUEUE_PROXY,
+    handlers,
     model_container,
     model_port,
     other_protocol,
@@ -27,7 +28,7 @@ from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Requirement
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from carpool_operator.injector.quotas import Surroundings
 
@@ -123,7 +124,6 @@ def decide(
 
 def _check_wanted(pod: Json, *, asked: bool) -> None:
     """Check that a sidecar is wanted, and not there already."""
-    spec = pod["spec"]
     written = annotations_of(pod)
     wanted = written.get(names.INJECT)
     if wanted == names.FORBIDDEN:
@@ -132,7 +132,7 @@ def _check_wanted(pod: Json, *, asked: bool) -> None:
         raise Skipped(Reason.NOT_OPTED_IN, f"no annotation {names.INJECT}")
     if wanted not in {None, names.ASKED, names.PROPAGATED}:
         raise Skipped(Reason.BAD_ANNOTATION, f'{names.INJECT} is {wanted!r}: write "true" or "false"')
-    if any(each["name"] == SIDECAR for each in _everyone(spec)):
+    if has_sidecar(pod):
         raise Skipped(Reason.ALREADY_INJECTED, f"a container named {SIDECAR} is in the pod")
 
 
@@ -151,9 +151,16 @@ def _check_possible(spec: Json, data: int, admin: int) -> None:
             "serving.kserve.io/deploymentMode: Standard",
         )
     for each in _everyone(spec):
-        for port in each.get("ports") or []:
-            if port["containerPort"] in {data, admin}:
-                _taken(port["containerPort"], f"container {each['name']} uses", data)
+        for port in (*(port["containerPort"] for port in each.get("ports") or []), *_called(each)):
+            if port in {data, admin}:
+                _taken(port, f"container {each['name']} uses", data)
+
+
+def _called(container: Json) -> Iterator[object]:
+    """Yield the ports, numbers and names, that the kubelet calls: a container need not declare what it uses."""
+    for _, handler in handlers(container):
+        if handler.get("host") is None:  # of another machine
+            yield handler.get("port")
 
 
 def _check_tuned(target: Target | None, settings: Settings) -> None:
@@ -248,19 +255,46 @@ def _taken(port: int, who: str, data: int) -> None:
 
 def _ports(of_pod: Mapping[str, str], settings: Settings) -> tuple[int, int]:
     """Return the sidecar's ports. Raises ``Skipped``."""
-    found = []
-    for name, default in ((names.DATA_PORT, settings.data_port), (names.ADMIN_PORT, settings.admin_port)):
+    found, given = [], []
+    for name, default, value in (
+        (names.DATA_PORT, settings.data_port, "data"),
+        (names.ADMIN_PORT, settings.admin_port, "admin"),
+    ):
         text = of_pod.get(name, str(default))
+        given.append(name if name in of_pod else f"the chart's sidecar.ports.{value}")
         number = port_number(text)
         # Lower ports need a privilege that the sidecar does not have.
         if number is None or not 1024 <= number <= 65535:
             raise Skipped(Reason.BAD_ANNOTATION, f"{name} is {text!r}: write a number from 1024 to 65535")
         found.append(number)
     if found[0] == found[1]:
-        raise Skipped(
-            Reason.BAD_ANNOTATION, f"{names.DATA_PORT} and {names.ADMIN_PORT} are both {found[0]}: they have to differ"
-        )
+        raise Skipped(Reason.BAD_ANNOTATION, f"{' and '.join(given)} are both {found[0]}: they have to differ")
     return found[0], found[1]
+
+
+def has_sidecar(pod: Json) -> bool:
+    """Whether a pod, or pod template, has a sidecar, of the webhook or of anyone else."""
+    return any(each["name"] == SIDECAR for each in _everyone(pod["spec"]))
+
+
+def is_self_tuned(pod: Json) -> bool:
+    """Whether a pod, or pod template, has a sidecar that no operator tunes: others come with a label."""
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    return names.INJECTED not in labels and has_sidecar(pod)
+
+
+def self_tuned(namespace: str, resource: str) -> Skip:
+    """Return why an operator can't tune such a pod. ``resource``: its workload's name for kubectl."""
+    message = f"it has a sidecar that no operator tunes: take it out, {undo(namespace, resource)}"
+    return Skip(Reason.SELF_TUNED, message)
+
+
+def undo(namespace: str, resource: str) -> str:
+    """Return the command that takes a sidecar by ``carpool inject`` out of a workload.
+
+    Not with ``apply``, which leaves list members that no earlier ``apply`` added.
+    """
+    return f"kubectl -n {namespace} get {resource} -o yaml | carpool inject --undo -f - | kubectl replace -f -"
 
 
 def annotations_of(thing: Json) -> dict[str, str]:

@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING
 
 from carpool_operator.api import annotations as names
-from carpool_operator.injector.decide import annotations_of
+from carpool_operator.injector.decide import annotations_of, has_sidecar
 from carpool_operator.workloads.kind import at
 
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def asks(workload: Json) -> bool:
-    """Whether a workload's own annotations ask for a sidecar; the operator checks their values.
+    """Whether a workload's own annotations ask for a sidecar, with valid values or not.
 
-    Only presence matters: fixing a typo rolls no pods.
+    A value that becomes invalid takes no sidecar out: its pods would roll because of a typo.
     """
     return names.asks(annotations_of(workload))
 
@@ -25,6 +25,7 @@ def asks(workload: Json) -> bool:
 def propagate(kind: Kind, workload: Json) -> Json:
     """Return the workload as it should be: the same object if nothing changes.
 
+    Pods roll for their sidecars once an annotation that asks for them is valid.
     Users' annotations in the template stay; only the value added at admission is removed.
     """
     path = kind.template(workload)
@@ -32,7 +33,8 @@ def propagate(kind: Kind, workload: Json) -> Json:
         return workload
     there = (at(workload, path) or {}).get(names.INJECT)
     if asks(workload):
-        if there is not None:
+        valid = names.asks_validly(annotations_of(workload))
+        if there is not None or not valid or _is_injected(kind.pod(workload)):
             return workload
         changed = copy.deepcopy(workload)
         _put(changed, path, {**(at(changed, path) or {}), names.INJECT: names.PROPAGATED})
@@ -45,6 +47,11 @@ def propagate(kind: Kind, workload: Json) -> Json:
     if not annotations:
         del at(changed, path[:-1])[path[-1]]
     return changed
+
+
+def _is_injected(template: Json | None) -> bool:
+    """Whether ``carpool inject`` added a sidecar to a template: an annotation would roll its pods for nothing."""
+    return template is not None and names.STATUS in annotations_of(template) and has_sidecar(template)
 
 
 def _put(thing: Json, path: tuple[str, ...], value: Json) -> None:

@@ -12,6 +12,7 @@ class Reason(StrEnum):
     NOT_OPTED_IN = "NotOptedIn"
     DISABLED = "Disabled"
     ALREADY_INJECTED = "AlreadyInjected"
+    SELF_TUNED = "SelfTuned"
     BAD_ANNOTATION = "BadAnnotation"
     NO_PUBLIC_KEY = "NoPublicKey"
     UNKNOWN_OWNER = "UnknownOwner"
@@ -62,6 +63,12 @@ REASONS = {
     Reason.ALREADY_INJECTED: Page(
         "A container named `carpool` is in the pod: injected before, or written by hand.",
         "Nothing, or take the one written by hand out.",
+    ),
+    Reason.SELF_TUNED: Page(
+        "The workload is annotated, or a policy names it, but its pods already have a sidecar that no operator tunes: "
+        "`carpool inject --slo-p99` added it, or somebody wrote it by hand. The operator reports this; pods don't.",
+        "Take it out: `carpool inject -f FILE --undo | kubectl apply -f -`. The injector then adds one that the "
+        "operator tunes. Or drop the annotations and the policy: the sidecar goes on tuning itself.",
     ),
     Reason.BAD_ANNOTATION: Page(
         "An annotation of the pod template has an invalid value.",

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Event, Missed
@@ -19,6 +19,7 @@ from carpool_operator.api.status import SERVICE_BYPASSED
 from carpool_operator.cluster.kube import path_of
 from carpool_operator.cluster.objects import LONGEST_REFUSAL
 from carpool_operator.injector.bypass import bypasses
+from carpool_operator.injector.decide import SIDECAR, self_tuned
 from carpool_operator.reporting.conditions import asks
 from carpool_operator.workloads.metadata import Meta
 from carpool_operator.workloads.registry import BY_NAME
@@ -63,9 +64,24 @@ class _PodStatus(Struct):
     phase: str = ""
 
 
+class _Container(Struct):
+    name: str = ""
+
+
+class _PodSpec(Struct, rename="camel"):
+    containers: list[_Container] = field(default_factory=list)
+    init_containers: list[_Container] = field(default_factory=list)
+
+
 class _Pod(Struct):
     metadata: Meta
     status: _PodStatus
+    spec: _PodSpec = field(default_factory=_PodSpec)
+
+    @property
+    def has_sidecar(self) -> bool:
+        """Whether it has a sidecar, though without the label of those that an operator tunes."""
+        return any(each.name == SIDECAR for each in (*self.spec.init_containers, *self.spec.containers))
 
 
 class _Pods(Struct):
@@ -163,7 +179,7 @@ class Inspector:
         query: dict[str, str | int] = {"labelSelector": f"{workload.selector},{names.INJECTED}!=true", "limit": MOST}
         answer = _pods.decode(await self._writer.read(path_of("v1", "pods", target.namespace), query))
         found = tuple(
-            Missed(pod.metadata.name, pod.metadata.annotations.get(names.SKIPPED, "")[:LONGEST])
+            Missed(pod.metadata.name, _why(pod, target))
             for pod in answer.items
             if not pod.metadata.deletion_timestamp and pod.status.phase in {"Pending", "Running"}
         )
@@ -234,6 +250,13 @@ class Inspector:
         self._refused = {target: each for target, each in self._refused.items() if target in alive}
         self._services = {target: each for target, each in self._services.items() if target in alive}
         self._bare = {target: each for target, each in self._bare.items() if target in alive}
+
+
+def _why(pod: _Pod, target: Target) -> str:
+    """Return why a pod has no sidecar that the operator tunes; ``""`` if a restart adds one."""
+    if names.SKIPPED in pod.metadata.annotations or not pod.has_sidecar:
+        return pod.metadata.annotations.get(names.SKIPPED, "")[:LONGEST]
+    return str(self_tuned(target.namespace, BY_NAME[target.kind].resource(target.name)))
 
 
 def _lacks(workload: Workload, injected: Sequence[Pod]) -> bool:

@@ -51,16 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     set_up(options.log.capitalize())
-    settings = Settings(
-        image=options.sidecar_image,
-        version=version("carpool-serving"),
-        pull_policy=options.sidecar_pull_policy,
-        pull_secrets=tuple(options.sidecar_pull_secret),
-        user=None if options.sidecar_user < 0 else options.sidecar_user,
-        resources=_resources(parser, options),
-        data_port=options.sidecar_data_port,
-        admin_port=options.sidecar_admin_port,
-    )
+    settings = _settings(parser, options)
     try:
         asyncio.run(_run(options, Injector(settings)))
     except (OSError, ConfigException) as error:
@@ -126,6 +117,24 @@ def _secret(text: str) -> str:
     if not is_secret_name(text):
         raise argparse.ArgumentTypeError(f"{text!r}: write the name of a Secret")
     return text
+
+
+def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Settings:
+    """Return the settings of all sidecars; exits the process if they are invalid."""
+    if options.sidecar_data_port == options.sidecar_admin_port:
+        parser.error(
+            f"--sidecar-data-port and --sidecar-admin-port are both {options.sidecar_data_port}: they have to differ"
+        )
+    return Settings(
+        image=options.sidecar_image,
+        version=version("carpool-serving"),
+        pull_policy=options.sidecar_pull_policy,
+        pull_secrets=tuple(options.sidecar_pull_secret),
+        user=None if options.sidecar_user < 0 else options.sidecar_user,
+        resources=_resources(parser, options),
+        data_port=options.sidecar_data_port,
+        admin_port=options.sidecar_admin_port,
+    )
 
 
 def _resources(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Resources:

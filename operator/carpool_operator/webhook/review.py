@@ -9,7 +9,7 @@ import msgspec
 
 from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Target
-from carpool_operator.injector.decide import annotations_of, decide, target_of
+from carpool_operator.injector.decide import annotations_of, decide, is_self_tuned, self_tuned, target_of
 from carpool_operator.injector.jsonpatch import diff
 from carpool_operator.injector.patch import patch, skipped
 from carpool_operator.injector.propagate import asks, propagate
@@ -88,6 +88,8 @@ def _workload(kind: Kind, workload: Json, namespace: str, settings: Settings, ar
         *names.read(kind.name, name, annotations_of(workload)).problems,
         *names.misplaced({} if template is None else annotations_of(template)),
     ]
+    if asks(workload) and template is not None and is_self_tuned(template):
+        problems.append(str(self_tuned(namespace, kind.resource(name))))
     result = "Unchanged"
     if changed is not workload:
         result = "Propagated" if asks(workload) else "TakenOut"

@@ -367,6 +367,8 @@ def _made(plain: Any) -> SidecarConfig:  # noqa: ANN401 - whatever the file hold
         field, _, why = str(error).partition(": ")
         if field in {"listen", "admin"}:
             raise PolicyError(field, f"{plain[field]!r} {NO_ADDRESS}") from None
+        if field.startswith("policy.batchAcross["):
+            raise PolicyError(field, _header_problem(plain["policy"]["batchAcross"], why)) from None
         if field in MAPPINGS and isinstance(plain[field], str):
             if plain[field].startswith("https:"):
                 raise PolicyError(field, f"{plain[field]!r}: {NO_TLS}") from None
@@ -374,6 +376,12 @@ def _made(plain: Any) -> SidecarConfig:  # noqa: ANN401 - whatever the file hold
         if field.startswith("parameters[...]"):
             field = field.replace("[...]", f"[{_first_wrong(plain['parameters'])}]", 1)
         raise PolicyError(field, why) from None
+
+
+def _header_problem(given: list[Any], why: str) -> str:
+    """Return what is wrong with a list of header names; ``why``: in general."""
+    upper = next((name for name in given if isinstance(name, str) and name != name.lower()), None)
+    return why if upper is None else f"{upper!r}: write it in lower case: {upper.lower()}"
 
 
 def _first_wrong(parameters: dict[str, Any]) -> str:

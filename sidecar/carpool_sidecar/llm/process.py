@@ -37,17 +37,22 @@ PARTING = 5.0
 """Seconds that it may take to end."""
 
 
+def check(config: Llm) -> None:
+    """Check what can be checked before the engine is started.
+
+    Raises ``PolicyError`` naming the field.
+    """
+    if importlib.util.find_spec("openvino_genai") is None:
+        raise PolicyError("llm", "OpenVINO GenAI is not installed: pip install 'carpool-serving[llm]'")
+    describe(Path(config.path))
+
+
 class EngineProcess:
     """Keeps the engine's server running, on a socket that only this user can reach."""
 
     def __init__(self, config: Llm, log: logging.Logger) -> None:
-        """Check what can be checked before it is started.
-
-        Raises ``PolicyError`` naming the field.
-        """
-        if importlib.util.find_spec("openvino_genai") is None:
-            raise PolicyError("llm", "OpenVINO GenAI is not installed: pip install 'carpool-serving[llm]'")
-        describe(Path(config.path))
+        """Prepare it. Raises ``PolicyError`` if ``check`` does."""
+        check(config)
         self._config = config
         self._log = log
         self._folder = tempfile.mkdtemp(prefix="carpool-engine-")

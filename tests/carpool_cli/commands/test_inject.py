@@ -85,6 +85,52 @@ def test_what_is_not_changed_is_printed_as_it_was(inject):
     assert "image: your-model-server   # yours\n" in out
 
 
+ISVC = """\
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: iris, annotations: {"other": "x"}}
+spec: {predictor: {model: {modelFormat: {name: onnx}}}}
+"""
+RAY = """\
+apiVersion: ray.io/v1
+kind: RayService
+metadata: {name: text}
+spec: {rayClusterConfig: {}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        (ISVC, 3, "inferenceservice/iris: this command can't add its sidecars: annotate it, e.g. carpool.dev/slo-"),
+        (ISVC.replace('"other": "x"', "carpool.dev/slo-p99: 50ms"), 0, "the webhook adds its sidecars"),
+        (ISVC.replace('"other": "x"', 'carpool.dev/slo-p99: "50"'), 3, "annotate it"),
+        (RAY, 3, "rayservice/text: this command can't add its sidecars: write carpool.dev/inject: "),
+        (MANIFESTS + "---\n" + ISVC, 3, "inferenceservice/iris: "),
+    ],
+)
+def test_a_workload_whose_pods_its_controller_describes_is_for_the_webhook(inject, text, code, said):
+    result = inject(text, "--slo-p99", "50ms")
+    assert result.exit_code == code
+    assert said in result.stderr
+    assert result.stdout.endswith(text[-80:])
+    assert inject(text, "--undo").exit_code == 0
+
+
+@pytest.mark.parametrize("nothing", [" null", " ~", "", "   # none", " null  # none"])
+def test_a_null_is_edited_in_place(inject, nothing):
+    metadata = f"metadata:\n      annotations:{nothing}\n      labels: {{app: resnet}}"
+    text = MANIFESTS.replace("metadata: {labels: {app: resnet}}", metadata)
+    result = inject(text, "--slo-p99", "50ms")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "image: your-model-server   # yours\n" in result.stdout
+    assert ("# none" in nothing) == ("# none" in result.stdout)
+    assert "carpool.dev/status" in template(result.stdout)["metadata"]["annotations"]
+    undone = inject(result.stdout, "--undo")
+    assert undone.stderr == ""
+    assert list(yaml.safe_load_all(undone.stdout)) == list(yaml.safe_load_all(text))
+
+
 def test_twice_is_once(inject):
     once = inject(MANIFESTS, "--slo-p99", "50ms").stdout
     again = inject(once, "--slo-p99", "50ms")
@@ -124,6 +170,57 @@ def test_secrets_for_the_image_are_added_and_it_is_said_what_that_switches_off(i
     assert result.stderr == ""
     assert inject(result.stdout, "--undo").stdout == own
     assert inject(own, "--undo", "--image-pull-secret", "registry").exit_code == 2
+
+
+NETWORK = """---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: callers}
+spec: {podSelector: {matchLabels: {app: resnet}}, ingress: [{ports: [{port: PORT}]}]}
+"""
+SCALER = """---
+apiVersion: autoscaling/VERSION
+kind: HorizontalPodAutoscaler
+metadata: {name: busy}
+spec: {scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: resnet}, maxReplicas: 9, METRIC}
+"""
+V1 = "targetCPUUtilizationPercentage: 60"
+OF_ALL = "metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 60}}}]"
+OF_ONE = (
+    "metrics: [{type: ContainerResource, containerResource: "
+    "{name: cpu, container: server, target: {type: Utilization, averageUtilization: 60}}}]"
+)
+
+
+@pytest.mark.parametrize(
+    ("other", "code"),
+    [
+        (
+            NETWORK.replace("PORT", "9000"),
+            "NetworkPolicyByNumber: NetworkPolicy callers admits port 9000 and",
+        ),
+        (NETWORK.replace("PORT", "http"), ""),
+        (NETWORK.replace("PORT", "9000").replace("{name: callers}", "{name: callers, namespace: elsewhere}"), ""),
+        (SCALER.replace("VERSION", "v1").replace("METRIC", V1), "HPAOnPercentage: HorizontalPodAutoscaler busy"),
+        (SCALER.replace("VERSION", "v2").replace("METRIC", OF_ALL), "HPAOnPercentage: HorizontalPodAutoscaler busy"),
+        (SCALER.replace("VERSION", "v2").replace("METRIC", OF_ONE), ""),
+        ("---\napiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nmetadata: {name: empty}\n", ""),
+    ],
+)
+@pytest.mark.parametrize("namespace", ["models", None])
+def test_what_a_sidecar_breaks_in_the_same_input_is_named(inject, other, code, namespace):
+    model = MANIFESTS if namespace else MANIFESTS.replace(", namespace: models", "")
+    if namespace is None and "elsewhere" in other:  # the workload may be there, too
+        code = "NetworkPolicyByNumber: "
+    result = inject(model + other, "--slo-p99", "50ms")
+    assert result.exit_code == 0
+    assert result.stdout.endswith(other)
+    if code:
+        assert f"deployment/resnet: {code}" in result.stderr
+        assert "Correct it in the manifest" in result.stderr
+    else:
+        assert result.stderr == ""
+    assert result.stderr == inject(other + "---\n" + model, "--slo-p99", "50ms").stderr
 
 
 @pytest.mark.parametrize("name", ["", "Bad Name", "a_b", "-a", "a" * 254])

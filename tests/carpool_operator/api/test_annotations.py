@@ -121,9 +121,21 @@ def test_without_an_slo_or_with_inject_false_there_is_no_policy(given):
         ({"slo_p98": "50ms"}, "slo-p98 is not known: did you mean carpool.dev/slo-p9"),
         ({"slo_p99": "50ms", "max_bach": "8"}, "max-bach is not known: did you mean carpool.dev/max-batch?"),
         ({"slo_p99": "50ms", "zzz": "8"}, "zzz is not known: there are carpool.dev/inject, carpool.dev/slo-p50"),
-        ({"slo_p99": "50ms", "max_batch": "many"}, "max-batch is 'many': write a whole number from 1, in quotes"),
+        ({"slo_p99": "50ms", "max_batch": "many"}, "max-batch is 'many': write a whole number from 1 to 65536, in"),
         ({"slo_p99": "50ms", "max_batch": "0"}, "max-batch is '0': write a whole number from 1"),
-        ({"slo_p99": "50ms", "max_batch": "70000"}, "max-batch: Expected `int` <= 65536"),
+        ({"slo_p99": "50ms", "max_batch": "70000"}, "max-batch is '70000': write a whole number from 1 to 65536"),
+        (
+            {"slo_p99": "50ms", "max_in_flight": "65537"},
+            "max-in-flight is '65537': write a whole number from 1 to 6",
+        ),
+        (
+            {"slo_p99": "50ms", "target_utilization": "120"},
+            "target-utilization is '120': write a whole number from 1 ",
+        ),
+        (
+            {"slo_p99": "50ms", "device_share": "0"},
+            "device-share is '0': write a whole number from 1 to 100, in",
+        ),
         ({"slo_p99": "50ms", "max_wait": "60ms"}, "max-wait: 60ms is not below the SLO of 50ms: lower it or drop it"),
         ({"slo_p99": "50ms", "mode": "apply"}, "mode is 'apply': did you mean Apply?"),
         ({"slo_p99": "50ms", "mode": "Freeze"}, "mode is 'Freeze': there are Apply, Recommend, Hold"),
@@ -242,3 +254,11 @@ def test_autoscaled_is_true_or_false_and_needs_no_slo():
     (problem,) = read("Deployment", "m", {AUTOSCALED: "yes"}).problems
     assert '"true" or "false"' in problem
     assert read("Deployment", "m", {AUTOSCALED: "true", "carpool.dev/slo-p99": "50ms"}).spec is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("max_batch", 65536), ("max_in_flight", 65536), ("target_utilization", 100), ("device_share", 100)],
+)
+def test_the_largest_numbers_are_those_of_the_policy(name, most):
+    assert wish(slo_p99="50ms", **{name: str(most)}).problems == ()

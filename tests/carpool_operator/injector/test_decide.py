@@ -83,6 +83,50 @@ def test_a_bad_annotation_is_named(annotation):
     assert next(iter(annotation)) in decision.message
 
 
+@pytest.mark.parametrize(
+    ("annotations", "chart", "said"),
+    [
+        ({"data-port": "14090"}, {}, "carpool.dev/data-port and the chart's sidecar.ports.admin are both 14090"),
+        ({}, {"admin_port": 14080}, "the chart's sidecar.ports.data and the chart's sidecar.ports.admin are both"),
+        (
+            {"data-port": "9", "admin-port": "9"}, {}, "carpool.dev/data-port is '9': write a number from 1024 to 65535"
+        ),
+        (
+            {"data-port": "2000", "admin-port": "2000"},
+            {},
+            "carpool.dev/data-port and carpool.dev/admin-port are both 2000",
+        ),
+    ],
+)  # fmt: skip
+def test_ports_that_are_the_same_are_named_by_where_they_come_from(annotations, chart, said):
+    written = {f"carpool.dev/{name}": value for name, value in annotations.items()}
+    decision = decide(pod(annotations=written), TARGET, structs.replace(SETTINGS, **chart))
+    assert decision.message.startswith(said)
+
+
+CALL = {"httpGet": {"path": "/", "port": 14090}}
+
+
+@pytest.mark.parametrize(
+    ("other", "taken"),
+    [
+        ({"livenessProbe": CALL}, True),
+        ({"startupProbe": {"tcpSocket": {"port": 14080}}}, True),
+        ({"lifecycle": {"postStart": CALL}}, True),
+        ({"livenessProbe": {"httpGet": {"path": "/", "port": 14091}}}, False),
+        ({"livenessProbe": {"httpGet": {"path": "/", "port": "http"}}}, False),
+        ({"lifecycle": {"preStop": {"httpGet": {"host": "registry", "port": 14090}}}}, False),
+        ({"lifecycle": {"preStop": {"exec": {"command": ["true"]}}}}, False),
+    ],
+)
+def test_a_port_that_only_calls_of_the_kubelet_name_is_in_use(other, taken):
+    server = {"name": "server", "ports": [HTTP]}
+    one = {"metadata": {"annotations": {"carpool.dev/inject": "true"}}}
+    decision = decide({**one, "spec": {"containers": [server, {"name": "helper", **other}]}}, TARGET, SETTINGS)
+    assert isinstance(decision, Skip) == taken
+    assert not taken or decision.reason is Reason.PORT_TAKEN
+
+
 @pytest.mark.parametrize("written", ["9000", "09000", "0" * 5000 + "9000"])
 def test_a_number_with_zeros_before_it_is_the_port_that_it_names(written):
     found = decide(pod(annotations={"carpool.dev/port": written}), TARGET, SETTINGS)

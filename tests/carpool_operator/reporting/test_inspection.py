@@ -47,6 +47,20 @@ async def test_the_reason_a_pod_was_skipped_is_reported_up_to_a_limit_of_length(
     assert missed == Missed("web-1", "NoPort: " + "x" * (LONGEST - 8))
 
 
+@pytest.mark.parametrize("members", ["containers", "initContainers"])
+async def test_a_sidecar_that_tunes_itself_is_reported_and_no_restart(api, inspector, members):
+    own = pod("web-1", injected=False)
+    own["spec"] = {members: [{"name": "carpool"}]}
+    api.put(*POD, own)
+
+    (missed,) = await inspector.missed(workload(1), [], 0.0)
+
+    assert missed.skipped.startswith("SelfTuned: ")
+    assert (
+        "kubectl -n ns get deployment/web -o yaml | carpool inject --undo -f - | kubectl replace -f -" in missed.skipped
+    )
+
+
 async def test_pods_that_nobody_wanted_a_sidecar_for_are_not_missed(api, inspector):
     api.put(*POD, pod("web-1", injected=False))
     unasked = as_kept(DEPLOYMENTS, deployment(replicas=1, inject=None))

@@ -141,3 +141,10 @@ def test_it_says_its_version(capsys):
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("carpool-injector 0.")
+
+
+def test_ports_of_sidecars_have_to_differ(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--sidecar-image=s", "--sidecar-data-port=14090"])
+    assert ended.value.code == 2
+    assert "--sidecar-data-port and --sidecar-admin-port are both 14090: they have to differ" in capsys.readouterr().err

@@ -14,7 +14,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from carpool_operator.injector.decide import Settings
+from carpool.policy.durations import Duration
+from carpool.policy.spec import SLO, BatchingPolicy, Latency
+from carpool_operator.api.model import Target
+from carpool_operator.injector.decide import Settings, decide
+from carpool_operator.injector.patch import patch
 from carpool_operator.injector.quotas import Surroundings
 from carpool_operator.webhook import server as module
 from carpool_operator.webhook.certificates import issue
@@ -23,6 +27,7 @@ from carpool_operator.webhook.tls import ServingContext
 
 NAME = "carpool-injector.carpool-system.svc"
 SETTINGS = Settings(image="carpool-sidecar", version="1", public_key="ab" * 32)
+SELF_TUNED = Settings(image="s", version="1", policy=BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.05)))))
 POD = {
     "metadata": {
         "name": "resnet-0",
@@ -128,6 +133,46 @@ async def test_typos_get_a_warning_though_nothing_is_changed(own, template, warn
         response = json.loads((await post(review(deployment, "Deployment")))[1])["response"]
     assert "patch" not in response
     assert response.get("warnings", []) == [f"carpool: {each}" for each in warnings]
+
+
+@pytest.mark.parametrize(
+    ("own", "rolls"),
+    [
+        ({"slo-p99": "50"}, False),
+        ({"slo-p97": "50ms"}, False),
+        ({"slo-p99": "50", "slo-p50": "20ms"}, True),
+        ({"slo-p99": "50ms", "max-batch": "many"}, True),
+        ({"slo-p99": "50", "inject": "true"}, True),
+    ],
+)
+async def test_pods_roll_once_an_annotation_that_asks_for_a_sidecar_is_valid(own, rolls):
+    template = {"metadata": {}, "spec": {"containers": [{"name": "server", "ports": [{"containerPort": 9000}]}]}}
+    annotations = {f"carpool.dev/{name}": value for name, value in own.items()}
+    deployment = {"metadata": {"name": "resnet", "annotations": annotations}, "spec": {"template": template}}
+    async with client(Injector(SETTINGS)) as (post, _):
+        response = json.loads((await post(review(deployment, "Deployment")))[1])["response"]
+        template["metadata"]["annotations"] = {"carpool.dev/inject": "deployment"}
+        later = json.loads((await post(review(deployment, "Deployment")))[1])["response"]
+    assert ("patch" in response) == rolls
+    assert response["warnings"]
+    assert "patch" not in later  # a value that becomes invalid takes nothing out
+
+
+@pytest.mark.parametrize("target", [None, Target("models", "Deployment", "resnet")])
+async def test_a_workload_with_a_sidecar_by_carpool_inject_rolls_no_pods(target):
+    by_command = Settings(image="s", version="1", public_key="ab" * 32) if target else SELF_TUNED
+    template = {"metadata": {}, "spec": {"containers": [{"name": "server", "ports": [{"containerPort": 9000}]}]}}
+    template = patch(template, decide(template, target, by_command, asked=True), by_command, "")
+    deployment = {
+        "metadata": {"name": "resnet", "annotations": {"carpool.dev/slo-p99": "50ms"}},
+        "spec": {"template": template},
+    }
+    async with client(Injector(SETTINGS)) as (post, _):
+        response = json.loads((await post(review(deployment, "Deployment")))[1])["response"]
+    assert "patch" not in response
+    warnings = response.get("warnings", [])
+    assert [each.partition(": ")[2][:9] for each in warnings] == ([] if target else ["SelfTuned"])
+    assert all("carpool inject --undo" in each for each in warnings)
 
 
 async def test_a_fault_of_ours_holds_nobody_up(caplog):

@@ -68,6 +68,12 @@ def test_an_onnx_file_names_its_model():
             "TLS is not supported; write the server's plain port, http",
         ),
         (plain(upstream="https://h:1"), "upstream", "TLS is not supported"),
+        (
+            plain(policy={"slo": {"latency": {"p99": "50ms"}}, "batchAcross": ["a", "X-User"]}),
+            "policy.batchAcross[",
+            "'X-User': write it in lower case: x-user",
+        ),
+        (plain(policy={"slo": {"latency": {"p99": "50ms"}}, "batchAcross": ["a b"]}), "policy.batchAcross[", "regex"),
         (plain(upstream="http://h:1"), "upstream", 'write upstream: {url: "http://h:1"}'),
         (plain(upstream=None, onnx="m.onnx"), "onnx", 'write onnx: {path: "m.onnx"}'),
         (plain(upstream={"url": "http://h:1/path"}), "upstream.url", "without a path"),

@@ -6,23 +6,24 @@ import json
 from typing import TYPE_CHECKING
 
 from carpool_cli.kubectl.preflight import ways
-from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, ports
-from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
+from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally
 from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
-from carpool_cli.kubectl.preflight.network.judging import admin_port, network_policies, understood
 from carpool_cli.kubectl.preflight.quotas import room_for_all
-from carpool_cli.kubectl.preflight.scene import addresses
+from carpool_cli.preflight.autoscalers import autoscalers
+from carpool_cli.preflight.findings import Code, Effect, Finding, compact
+from carpool_cli.preflight.network.judging import admin_port, network_policies, understood
+from carpool_cli.preflight.objects import addresses, ports
 from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of
 from carpool_operator.injector.bypass import bypasses, named_ports
-from carpool_operator.injector.decide import annotations_of
-from carpool_operator.injector.reasons import NOTES, Note
+from carpool_operator.injector.decide import annotations_of, is_self_tuned, undo
+from carpool_operator.injector.reasons import NOTES, Note, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from carpool_cli.kubectl.preflight.dry_run import Dry, Ports
-    from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
+    from carpool_cli.kubectl.preflight.dry_run import Dry
+    from carpool_cli.preflight.objects import Around, Json, Ports, Subject
 
 KNATIVE = "serving.knative.dev"
 FULL = "exceeded quota"
@@ -45,6 +46,14 @@ def knative(subject: Subject) -> Iterator[Finding]:
     elif any(owner.startswith((f"{KNATIVE}/", "autoscaling.internal.knative.dev/")) for owner in owners):
         fix = "run the model as a Deployment of its own"
         yield Finding(Code.KNATIVE, Effect.NO_BATCHING, "Knative runs its pods, which get no sidecar", fix)
+
+
+def self_tuned(subject: Subject, of: Json) -> Iterator[Finding]:
+    """Find sidecars that tune themselves: the injector adds no second one. ``of``: the pod template, or a pod."""
+    if is_self_tuned(of):
+        message = "its pods have a sidecar that no operator tunes, and get no other"
+        fix = f"{undo(subject.namespace, subject.resource)} takes it out; delete one written by hand"
+        yield Finding(Reason.SELF_TUNED, Effect.NO_BATCHING, message, fix)
 
 
 # ------------------------------------------------------------------------------------------------- the dry run
@@ -161,30 +170,6 @@ def _expose(subject: Subject, pod: Json, service: str) -> str:
     handed: Json = next((each for each in model.get("ports") or [] if each["containerPort"] == data), {})
     target = handed.get("name") or data
     return f"{subject.kubectl} expose service {service} --name={service}-batched --port=80 --target-port={target}"
-
-
-def autoscalers(subject: Subject, pod: Json, near: Around) -> Iterator[Finding]:
-    """Find HPAs on a percentage of all containers' requests: the sidecar adds its own request."""
-    mine = {(subject.kind.name, subject.name)}
-    if subject.kind.name == "InferenceService":
-        mine.add(("Deployment", f"{subject.name}-predictor"))
-    container = json.loads(pod["metadata"]["annotations"][names.STATUS])["container"]
-    for scaler in near.autoscalers:
-        target, name = scaler["spec"]["scaleTargetRef"], scaler["metadata"]["name"]
-        if (target["kind"], target["name"]) not in mine:
-            continue
-        for index, metric in enumerate(scaler["spec"].get("metrics") or []):
-            resource = metric.get("resource") or {}
-            if metric["type"] != "Resource" or resource["target"]["type"] != "Utilization":
-                continue
-            value = {"type": "ContainerResource", "containerResource": {**resource, "container": container}}
-            yield Finding(
-                Code.HPA_ON_PERCENTAGE,
-                Effect.BREAKS,
-                f"HorizontalPodAutoscaler {name} scales by a percentage of the {resource['name']} that all containers "
-                "request: the sidecar's request changes that",
-                json_patch(subject.namespace, f"hpa {name}", "replace", f"/spec/metrics/{index}", value),
-            )
 
 
 # ------------------------------------------------------------------------------------------------- inside the pod

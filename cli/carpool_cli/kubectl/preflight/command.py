@@ -11,13 +11,13 @@ from carpool_cli.kubectl.cluster import cluster_options, here
 from carpool_cli.kubectl.output import document
 from carpool_cli.kubectl.preflight import checks, scene
 from carpool_cli.kubectl.preflight.dry_run import dry_run, sample
-from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding
 from carpool_cli.kubectl.screen import BAD, GOOD, UNSURE, show, text
+from carpool_cli.preflight.findings import Code, Effect, Finding
 from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from carpool_cli.kubectl.cluster import Cluster
-    from carpool_cli.kubectl.preflight.scene import Around, Subject
+    from carpool_cli.preflight.objects import Around, Subject
 
 BREAKS = 3
 """Exit code: something would break."""
@@ -97,7 +97,7 @@ def look(cluster: Cluster, subject: Subject, near: Around) -> list[Finding]:
         near = near._replace(unread=(*near.unread, "its pods, which quotas count, and whose addresses rules name"))
     plain = dry_run(cluster, sample(subject, of, inject=False))
     injected = dry_run(cluster, sample(subject, of, inject=True))
-    return checks.all_of(subject, plain, injected, near, pods)
+    return [*checks.self_tuned(subject, of), *checks.all_of(subject, plain, injected, near, pods)]
 
 
 def _named(cluster: Cluster, workload: str) -> Subject:

@@ -10,10 +10,9 @@ import click
 import msgspec
 
 from carpool_cli.kubectl.cluster import ForbiddenError
-from carpool_cli.kubectl.preflight.scene import NAME
+from carpool_cli.preflight.objects import NAME
 from carpool_operator.api import annotations as names
-from carpool_operator.api.injection import injection_of
-from carpool_operator.injector.decide import SIDECAR, Inject, Settings, annotations_of, decide, target_of
+from carpool_operator.injector.decide import Inject, Settings, decide, target_of
 from carpool_operator.injector.patch import patch
 from carpool_operator.injector.quotas import Surroundings, hard
 from carpool_operator.injector.reasons import Skip
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from carpool_cli.kubectl.cluster import Cluster
-    from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
+    from carpool_cli.preflight.objects import Around, Json, Subject
 
 CONTAINER = "Container"
 """Type of the LimitRange limits that have defaults."""
@@ -41,25 +40,6 @@ class Dry(NamedTuple):
     pod: Json | None
     refused: str = ""
     sent: Json | None = None
-
-
-class Ports(NamedTuple):
-    """Ports of an injected pod."""
-
-    model: int
-    data: int
-    admin: int
-
-
-def ports(pod: Json) -> Ports | None:
-    """Return the ports of a pod with a sidecar; ``None`` without one."""
-    everyone = [*(pod["spec"].get("initContainers") or []), *pod["spec"]["containers"]]
-    written = injection_of(annotations_of(pod))
-    if SIDECAR not in {each["name"] for each in everyone}:
-        return None
-    if written.port is None or written.data_port is None or written.admin_port is None:
-        return None
-    return Ports(written.port, written.data_port, written.admin_port)
 
 
 def surroundings(near: Around) -> Surroundings:

@@ -10,8 +10,10 @@ import yaml
 from model_in_shop import all_of, around, codes, plain, pod, sent, subject, template
 
 from carpool_cli.kubectl.preflight import checks
-from carpool_cli.kubectl.preflight.dry_run import Dry, Ports, ports, sample
-from carpool_cli.kubectl.preflight.findings import Effect
+from carpool_cli.kubectl.preflight.dry_run import Dry, sample
+from carpool_cli.preflight.autoscalers import autoscalers
+from carpool_cli.preflight.findings import Effect
+from carpool_cli.preflight.objects import Ports, ports
 from carpool_operator.workloads.registry import BY_NAME, owner
 
 PORTS = Ports(model=9000, data=14080, admin=14090)
@@ -50,7 +52,7 @@ PERCENT = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "U
 
 
 def test_an_autoscaler_by_percentage_counts_one_container_afterwards():
-    (finding,) = checks.autoscalers(subject(), pod(), around(autoscalers=[scales(PERCENT)]))
+    (finding,) = autoscalers(subject(), pod(), around(autoscalers=[scales(PERCENT)]))
 
     assert finding.effect is Effect.BREAKS
     change = json.loads(finding.fix.partition("-p '")[2].rstrip("'"))
@@ -68,7 +70,7 @@ def test_other_autoscalers_are_fine():
 
     assert codes(around(autoscalers=others)) == []
     of = subject("InferenceService")
-    assert [each.code for each in checks.autoscalers(of, pod(), around(autoscalers=[scales(PERCENT, "web-predictor")]))]
+    assert [each.code for each in autoscalers(of, pod(), around(autoscalers=[scales(PERCENT, "web-predictor")]))]
 
 
 EXAMPLE = Path(__file__).parents[4] / "examples/autoscaling/keda-metrics-api.yaml"

@@ -8,7 +8,11 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from carpool.policy.durations import Duration
+from carpool.policy.spec import SLO, BatchingPolicy, Latency
 from carpool_cli.kubectl.main import main
+from carpool_operator.injector.decide import Settings, decide
+from carpool_operator.injector.patch import patch
 
 FAKE = """#!{python} -SE
 import json, pathlib, sys
@@ -260,3 +264,14 @@ def test_what_one_may_not_read_is_said_and_stops_nothing(shop):
     assert (code, found.keys()) == (0, {"NotAsked", "NotLookedAt"})
     for words in ("its pods", "the operator's pods", "ResourceQuotas", "AuthorizationPolicies"):
         assert words in found["NotLookedAt"]["message"]
+
+
+def test_sidecars_that_tune_themselves_are_found(shop):
+    own = Settings(image="s", version="1", policy=BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.05)))))
+    spec = shop.state["deployments.apps"]["spec"]
+    spec["template"] = patch(spec["template"], decide(spec["template"], None, own, asked=True), own, "")
+
+    code, found = shop.look()
+
+    assert (code, found.keys()) == (0, {"SelfTuned"})
+    assert "-n shop get deployment/web -o yaml | carpool inject --undo -f -" in found["SelfTuned"]["fix"]
