@@ -7,7 +7,7 @@ import shlex
 
 from carpool_cli.kubectl.preflight import checks
 from carpool_cli.kubectl.preflight.dry_run import Dry, sample
-from carpool_cli.preflight.objects import Around, Subject
+from carpool_cli.manifest_checks.objects import Around, Subject
 from carpool_operator.workloads.registry import BY_NAME
 
 PROBE = {"httpGet": {"path": "/", "port": "http"}}

@@ -18,8 +18,8 @@ import yaml
 from carpool.policy.durations import Duration
 from carpool.policy.plain import PolicyError, to_plain
 from carpool.policy.spec import SLO, BatchingPolicy, Latency
+from carpool_cli.manifest_checks import manifests
 from carpool_cli.options import DURATION, INPUT_FILE
-from carpool_cli.preflight import manifests
 from carpool_cli.yaml_edit import edited, in_place, load
 from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Target

@@ -12,12 +12,12 @@ from carpool_cli.kubectl.output import document
 from carpool_cli.kubectl.preflight import checks, scene
 from carpool_cli.kubectl.preflight.dry_run import dry_run, sample
 from carpool_cli.kubectl.screen import BAD, GOOD, UNSURE, show, text
-from carpool_cli.preflight.findings import Code, Effect, Finding
+from carpool_cli.manifest_checks.findings import Code, Effect, Finding
 from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from carpool_cli.kubectl.cluster import Cluster
-    from carpool_cli.preflight.objects import Around, Subject
+    from carpool_cli.manifest_checks.objects import Around, Subject
 
 BREAKS = 3
 """Exit code: something would break."""

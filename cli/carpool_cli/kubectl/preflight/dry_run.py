@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from carpool_cli.kubectl.cluster import ForbiddenError
-from carpool_cli.preflight.objects import NAME
+from carpool_cli.manifest_checks.objects import NAME
 from carpool_operator.api import annotations as names
 from carpool_operator.injector.decide import Inject, Settings, decide, target_of
 from carpool_operator.injector.patch import patch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from carpool_cli.kubectl.cluster import Cluster
-    from carpool_cli.preflight.objects import Around, Json, Subject
+    from carpool_cli.manifest_checks.objects import Around, Json, Subject
 
 CONTAINER = "Container"
 """Type of the LimitRange limits that have defaults."""

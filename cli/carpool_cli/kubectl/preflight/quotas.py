@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from carpool_cli.kubectl.preflight.ways import LEAST
-from carpool_cli.preflight.findings import Code, Effect, Finding, compact
+from carpool_cli.manifest_checks.findings import Code, Effect, Finding, compact
 from carpool_operator.injector.quotas import counts, hard, measured
 from carpool_operator.injector.resources import amount, amount_text, total
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from carpool_cli.preflight.objects import Json, Subject
+    from carpool_cli.manifest_checks.objects import Json, Subject
 
 
 def room_for_all(

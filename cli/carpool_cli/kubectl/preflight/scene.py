@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from carpool_cli.kubectl.cluster import AwayError, ForbiddenError, NoKindError, NotFoundError, alive
-from carpool_cli.preflight.objects import DEFAULT_OPERATOR, NAME, OPERATOR, Around, Subject, peer_of
+from carpool_cli.manifest_checks.objects import DEFAULT_OPERATOR, NAME, OPERATOR, Around, Subject, peer_of
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Meta
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from carpool_cli.kubectl.cluster import Cluster
-    from carpool_cli.preflight.objects import Json, Peer
+    from carpool_cli.manifest_checks.objects import Json, Peer
     from carpool_operator.workloads.kind import Kind
 
 SYSTEM = ("kube-system", "kube-public", "kube-node-lease")

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from carpool_cli.kubectl.preflight.dry_run import asking, judged, surroundings
-from carpool_cli.preflight.findings import compact
+from carpool_cli.manifest_checks.findings import compact
 from carpool_operator.api import annotations as names
 from carpool_operator.injector.capture import ENFORCED
 from carpool_operator.injector.containers import (
@@ -20,7 +20,7 @@ from carpool_operator.injector.decide import annotations_of
 from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skip, Skipped
 
 if TYPE_CHECKING:
-    from carpool_cli.preflight.objects import Around, Json, Subject
+    from carpool_cli.manifest_checks.objects import Around, Json, Subject
 
 LEAST = {names.CPU: "100m", names.MEMORY: "128Mi"}
 """Least resources of a sidecar."""

@@ -11,9 +11,9 @@ from model_in_shop import all_of, around, codes, plain, pod, sent, subject, temp
 
 from carpool_cli.kubectl.preflight import checks
 from carpool_cli.kubectl.preflight.dry_run import Dry, sample
-from carpool_cli.preflight.autoscalers import autoscalers
-from carpool_cli.preflight.findings import Effect
-from carpool_cli.preflight.objects import Ports, ports
+from carpool_cli.manifest_checks.autoscalers import autoscalers
+from carpool_cli.manifest_checks.findings import Effect
+from carpool_cli.manifest_checks.objects import Ports, ports
 from carpool_operator.workloads.registry import BY_NAME, owner
 
 PORTS = Ports(model=9000, data=14080, admin=14090)

@@ -10,7 +10,7 @@ from model_in_shop import all_of, around, codes, patched, plain, pod, subject
 
 from carpool_cli.kubectl.preflight import checks
 from carpool_cli.kubectl.preflight.dry_run import Dry
-from carpool_cli.preflight.findings import Effect
+from carpool_cli.manifest_checks.findings import Effect
 
 BREAKS = "MeshPolicyByNumber"
 SOURCE = [{"source": {"namespaces": ["team"]}}]

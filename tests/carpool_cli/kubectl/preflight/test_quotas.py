@@ -10,7 +10,7 @@ from model_in_shop import around, sent, subject, template
 
 from carpool_cli.kubectl.preflight import checks
 from carpool_cli.kubectl.preflight.dry_run import Dry, locally
-from carpool_cli.preflight.findings import Effect
+from carpool_cli.manifest_checks.findings import Effect
 
 
 def quota(used, name="q", scopes=None, **hard):

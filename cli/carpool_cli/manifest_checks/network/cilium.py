@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from carpool_cli.preflight.findings import json_patch
-from carpool_cli.preflight.network.rules import (
+from carpool_cli.manifest_checks.findings import json_patch
+from carpool_cli.manifest_checks.network.rules import (
     BEYOND,
     DEFAULT,
     EGRESS,
@@ -22,14 +22,14 @@ from carpool_cli.preflight.network.rules import (
     namespace_of,
     requirements,
 )
-from carpool_cli.preflight.objects import NAME, Peer, peer_of
+from carpool_cli.manifest_checks.objects import NAME, Peer, peer_of
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from carpool_cli.preflight.network.rules import Rule
-    from carpool_cli.preflight.objects import Around, Json, Subject
+    from carpool_cli.manifest_checks.network.rules import Rule
+    from carpool_cli.manifest_checks.objects import Around, Json, Subject
 
 NAMESPACE = "io.kubernetes.pod.namespace"
 """Label that Cilium adds to pods, and that selectors name."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool_cli.preflight.findings import Code, Effect, Finding, json_patch
-from carpool_cli.preflight.network import admin, calico, cilium, kubernetes
-from carpool_cli.preflight.network.rules import DEFAULT
-from carpool_cli.preflight.network.tiers import (
+from carpool_cli.manifest_checks.findings import Code, Effect, Finding, json_patch
+from carpool_cli.manifest_checks.network import admin, calico, cilium, kubernetes
+from carpool_cli.manifest_checks.network.rules import DEFAULT
+from carpool_cli.manifest_checks.network.tiers import (
     decides,
     gets_in,
     is_let_in_before,
@@ -18,16 +18,16 @@ from carpool_cli.preflight.network.tiers import (
     reached,
     tiers_of,
 )
-from carpool_cli.preflight.objects import NAME, OPERATOR, peer_of
+from carpool_cli.manifest_checks.objects import NAME, OPERATOR, peer_of
 from carpool_operator.api.annotations import INJECTED
 from carpool_operator.injector.bypass import named_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from carpool_cli.preflight.network.rules import Rule
-    from carpool_cli.preflight.network.tiers import Tier
-    from carpool_cli.preflight.objects import Around, Json, Peer, Ports, Subject
+    from carpool_cli.manifest_checks.network.rules import Rule
+    from carpool_cli.manifest_checks.network.tiers import Tier
+    from carpool_cli.manifest_checks.objects import Around, Json, Peer, Ports, Subject
 
 
 def understood(near: Around) -> Around:

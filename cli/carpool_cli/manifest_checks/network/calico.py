@@ -10,10 +10,10 @@ from ipaddress import ip_address, ip_network
 from math import inf, nextafter
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool_cli.preflight.findings import json_patch
-from carpool_cli.preflight.network import calico_selector
-from carpool_cli.preflight.network.calico_selector import both, negated
-from carpool_cli.preflight.network.rules import (
+from carpool_cli.manifest_checks.findings import json_patch
+from carpool_cli.manifest_checks.network import calico_selector
+from carpool_cli.manifest_checks.network.calico_selector import both, negated
+from carpool_cli.manifest_checks.network.rules import (
     ADMIN,
     BASELINE,
     BEYOND,
@@ -24,13 +24,13 @@ from carpool_cli.preflight.network.rules import (
     Policies,
     namespace_of,
 )
-from carpool_cli.preflight.objects import NAME, Peer, peer_of
+from carpool_cli.manifest_checks.objects import NAME, Peer, peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from carpool_cli.preflight.network.rules import Rule
-    from carpool_cli.preflight.objects import Around, Json, Subject
+    from carpool_cli.manifest_checks.network.rules import Rule
+    from carpool_cli.manifest_checks.objects import Around, Json, Subject
 
 PORTS, NOT_PORTS = "ports", "notPorts"
 

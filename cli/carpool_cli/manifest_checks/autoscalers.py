@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from carpool_cli.preflight.findings import Code, Effect, Finding, json_patch
+from carpool_cli.manifest_checks.findings import Code, Effect, Finding, json_patch
 from carpool_operator.api import annotations as names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from carpool_cli.preflight.objects import Around, Json, Subject
+    from carpool_cli.manifest_checks.objects import Around, Json, Subject
 
 
 def autoscalers(subject: Subject, pod: Json, near: Around) -> Iterator[Finding]:

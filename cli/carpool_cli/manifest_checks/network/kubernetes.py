@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from carpool_cli.preflight.findings import json_patch
-from carpool_cli.preflight.network.rules import (
+from carpool_cli.manifest_checks.findings import json_patch
+from carpool_cli.manifest_checks.network.rules import (
     DEFAULT,
     EGRESS,
     INGRESS,
@@ -17,14 +17,14 @@ from carpool_cli.preflight.network.rules import (
     all_in,
     requirements,
 )
-from carpool_cli.preflight.objects import NAME
+from carpool_cli.manifest_checks.objects import NAME
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from carpool_cli.preflight.network.rules import Rule
-    from carpool_cli.preflight.objects import Around, Json, Peer, Subject
+    from carpool_cli.manifest_checks.network.rules import Rule
+    from carpool_cli.manifest_checks.objects import Around, Json, Peer, Subject
 
 
 class KubernetesRule(NamedTuple):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool_cli.preflight.network import admin, calico, cilium, kubernetes
-from carpool_cli.preflight.network.rules import DEFAULT
+from carpool_cli.manifest_checks.network import admin, calico, cilium, kubernetes
+from carpool_cli.manifest_checks.network.rules import DEFAULT
 
 if TYPE_CHECKING:
-    from carpool_cli.preflight.network.rules import Rule
-    from carpool_cli.preflight.objects import Around, Json, Peer, Subject
+    from carpool_cli.manifest_checks.network.rules import Rule
+    from carpool_cli.manifest_checks.objects import Around, Json, Peer, Subject
 
 
 class Tier(NamedTuple):

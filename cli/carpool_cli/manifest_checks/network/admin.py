@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from carpool_cli.preflight.findings import json_patch
-from carpool_cli.preflight.network.rules import (
+from carpool_cli.manifest_checks.findings import json_patch
+from carpool_cli.manifest_checks.network.rules import (
     ADMIN,
     BASELINE,
     BEYOND,
@@ -21,14 +21,14 @@ from carpool_cli.preflight.network.rules import (
     all_in,
     requirements,
 )
-from carpool_cli.preflight.objects import NAME, Peer, peer_of
+from carpool_cli.manifest_checks.objects import NAME, Peer, peer_of
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from carpool_cli.preflight.network.rules import Rule
-    from carpool_cli.preflight.objects import Around, Json, Subject
+    from carpool_cli.manifest_checks.network.rules import Rule
+    from carpool_cli.manifest_checks.objects import Around, Json, Subject
 
 TIERS = {"AdminNetworkPolicy": ADMIN, "BaselineAdminNetworkPolicy": BASELINE}
 """By the supported kinds."""

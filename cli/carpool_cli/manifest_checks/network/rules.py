@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool_cli.preflight.objects import Json, Peer
+    from carpool_cli.manifest_checks.objects import Json, Peer
 
 INGRESS, EGRESS = "ingress", "egress"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from model_in_shop import all_of, around, codes, patched
 
-from carpool_cli.preflight.findings import Effect
+from carpool_cli.manifest_checks.findings import Effect
 
 BREAKS, CLOSED = "NetworkPolicyByNumber", "AdminPortClosed"
 EVERYWHERE = {"namespaces": {}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool_cli.preflight.network.calico_selector import matches
+from carpool_cli.manifest_checks.network.calico_selector import matches
 
 LABELS = {"app": "web", "tier": "front-end", "example.com/team": "a"}
 

@@ -7,7 +7,7 @@ from functools import reduce
 import pytest
 from model_in_shop import all_of, around, codes, patched
 
-from carpool_cli.preflight.findings import Effect
+from carpool_cli.manifest_checks.findings import Effect
 
 BREAKS, CLOSED = "NetworkPolicyByNumber", "AdminPortClosed"
 WEB = {"matchLabels": {"app": "web"}}
