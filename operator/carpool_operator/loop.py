@@ -258,7 +258,9 @@ class Loop:
         """Begin to release pods whose policy is gone: each may take seconds to answer, so only some per pass."""
         now, backoff = self._p.clock(), self._p.backoff
         unread = {policy.namespace for policy in policies.values() if policy.spec is None}
-        due = self._releases.due(now, scene.pods, scene.owners.keys(), unread)
+        # A workload may be missing only because its kind can't be listed: then a selector selects nothing.
+        known = {target: pods for target, pods in scene.pods.items() if self._p.fleet.workload(target) is not None}
+        due = self._releases.due(now, known, scene.owners.keys(), unread)
         for pod in [pod for pod in due if backoff.ready(("release", pod.uid), now)][:AT_ONCE]:
             self._start(("release", pod.uid), self._release(pod))
 

@@ -429,6 +429,17 @@ async def test_pods_that_a_selector_selects_no_more_are_released(world):
     assert standby(world.sidecar.changes[-1])
 
 
+async def test_pods_whose_workload_is_not_listed_are_not_released(world):
+    """Its kind may be one that the operator lost the right to list; a selector selects nothing of it then."""
+    populate(world.api)
+    await world.passes(2)
+    world.api.remove(*DEPLOYMENT, "web")
+    world.api.remove(*POLICY, "p")
+    await releases(world, 10)
+
+    assert len(world.sidecar.changes) == 1
+
+
 async def test_nothing_is_released_that_may_have_a_policy_or_never_had_one(world):
     populate(world.api)
     await world.passes(2)

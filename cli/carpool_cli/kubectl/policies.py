@@ -136,9 +136,7 @@ def _left(cluster: Cluster, kind: Kind, workload: str) -> str:
         return ""
     of = f"{kind.name}/{workload}"
     names = [
-        pod["metadata"]["name"]
-        for pod in pods
-        if (pod["metadata"].get("annotations") or {}).get(asked.TARGET) == of
+        pod["metadata"]["name"] for pod in pods if (pod["metadata"].get("annotations") or {}).get(asked.TARGET) == of
     ]
     if not names:
         return ""

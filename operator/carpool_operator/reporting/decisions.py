@@ -195,7 +195,7 @@ class Reporter:
             targets=tuple(_target(view, steering, delivered.get(steering.target)) for steering in steerings),
             history=self._history,
             capacity=tuple(said for steering in steerings if (said := _capacity(view.now, steering)) is not None),
-            no_capacity=tuple(said for steering in steerings if (said := _no_capacity(steering)) is not None),
+            no_capacity=tuple(never for steering in steerings if (never := _no_capacity(steering)) is not None),
             token_streams=tuple(
                 streams for steering in steerings if (streams := _streams(view.now, steering)) is not None
             ),

@@ -23,7 +23,8 @@ def named(namespace: str, spec: PolicySpec) -> list[Target]:
 def select(policies: Iterable[Policy], workloads: Iterable[Workload]) -> dict[str, list[Target]]:
     """Return the workloads that policies select by label, by the policy's UID, in the order of their names.
 
-    Those that opted out of sidecars are left out: a policy that selects the others is complete without them. Of more than ``MAX_SELECTED``, the first ones are used.
+    Those that opted out of sidecars are left out: a policy that selects the others is complete without them. Of more
+    than ``MAX_SELECTED``, the first ones are used.
     """
     selecting = [each for each in policies if each.spec is not None and each.spec.target_selector is not None]
     if not selecting:

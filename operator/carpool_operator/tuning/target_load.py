@@ -218,8 +218,9 @@ class TargetLoad:
     def status(
         self, now: float, target: str, lowest: float | None, cold_start: float | None = None
     ) -> CapacityStatus | None:
-        """Return the status of ``target``, ``None`` if it is unknown or ``unmet``; ``lowest``: forecast utilization within the SLO, if known.
+        """Return the status of ``target``; ``None`` if it is unknown, or ``unmet``.
 
+        ``lowest``: forecast utilization within the SLO, if known.
         ``cold_start``: seconds from its pods' creation until they were ready, if observed.
 
         Figures change with the number of replicas, or when they differ clearly: a status that differs is written.

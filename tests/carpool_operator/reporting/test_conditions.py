@@ -251,7 +251,7 @@ def strict(seconds):
     return SLO(latency=Latency(p99=Duration(seconds)))
 
 
-def test_misses_counted_by_the_old_slo_are_not_held_against_the_new_one():
+def test_misses_counted_by_the_old_slo_do_not_count_for_the_new_one():
     world = World(spec(0.004), pods=2)
     world.run(200, 60)
     assert world.condition("SLOMet")["status"] == "False"
@@ -270,9 +270,8 @@ def test_replicas_are_no_advice_where_one_request_alone_takes_longer_than_the_sl
     world.run(200, 60)
     said = world.condition("SLOMet")
     assert (said["status"], said["reason"]) == ("False", "Missed")
-    assert "one request alone takes 5.5ms, longer than the SLO. More replicas do not help there: raise slo.latency" in (
-        said["message"]
-    )
+    advice = "one request alone takes 5.5ms, longer than the SLO. More replicas do not help there: raise slo.latency"
+    assert advice in said["message"]
     assert "Add replicas" not in said["message"]
 
 
@@ -359,6 +358,14 @@ def test_invalid_annotations_are_reported_in_the_policy_of_their_workload():
         assert world.condition("Ready")["status"] == "True"
         kept = ". Until then the policy stays as it was before" if annotated else ""
         assert said["message"] == f"{typo.message}{kept}"
+
+
+def test_a_question_ends_with_one_mark():
+    world = World(pods=1, annotated=True)
+    world.workload_events = (Event(True, "AnnotationInvalid", "did you mean Efficiency?"),)
+    settle(world)
+    said = world.condition("Accepted")["message"]
+    assert said == "did you mean Efficiency? Until then the policy stays as it was before"
 
 
 def test_the_length_of_reported_annotations_is_limited():
