@@ -190,7 +190,9 @@ class Controller:
                 ],
                 NOTHING,
             ),
-            ConditionType.SLO_MET: slo_met(there, policy, spec, _found(self._conditions, ConditionType.SLO_MET)),
+            ConditionType.SLO_MET: slo_met(there, policy, spec, _found(self._conditions, ConditionType.SLO_MET))
+            if there
+            else NOTHING,
         }
         findings[ConditionType.READY] = ready(findings, paused=policy.paused)
         return self._say(view, findings)

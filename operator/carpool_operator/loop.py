@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from carpool_operator.api.model import View
+from carpool_operator.api.model import Event, View
 from carpool_operator.api.spec import API_VERSION, KIND, PLURAL, MetricsSource
 from carpool_operator.cluster.annotated_policies import AnnotatedPolicies, drop, keep
 from carpool_operator.cluster.autoscalers import followed
@@ -23,6 +23,7 @@ from carpool_operator.cluster.kube import MERGE, ApiError, path_of
 from carpool_operator.cluster.merging import difference, without_nulls
 from carpool_operator.cluster.writing import NotLeading
 from carpool_operator.delivery.publishing import Published, config_map
+from carpool_operator.delivery.releases import Releases, is_standby, release
 from carpool_operator.reporting.conditions import asks
 from carpool_operator.reporting.events import LASTING, About
 from carpool_operator.tuning.assignment import assign, select, targets_of
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from carpool.exchange.change import Change
     from carpool.generation.observed import Counters
-    from carpool_operator.api.model import Document, Event, Missed, Outcome, Pod, Policy, Target, Workload
+    from carpool_operator.api.model import Document, Missed, Outcome, Pod, Policy, Target, Workload
     from carpool_operator.cluster.annotated_policies import Keep
     from carpool_operator.cluster.autoscalers import Autoscaler
     from carpool_operator.cluster.fleet import Fleet
@@ -145,6 +146,7 @@ class Loop:
         self._busy: dict[Hashable, asyncio.Task[None]] = {}
         self._signed: dict[Target, tuple[Change, str, str, str]] = {}
         self._refused: dict[str, str] = {}
+        self._releases = Releases()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._ending = False
 
@@ -202,6 +204,7 @@ class Loop:
             owners, owned, selected, p.fleet.pods_by_target(), len(p.fleet.pods), events, p.fleet.autoscalers()
         )
         self._forget(policies, scene)
+        self._release_due(policies, scene)
         # 3. Every policy, those that waited longest first
         waiting_since = {key: held.begun for key, held in self._held.items()}
         order = sorted(policies, key=lambda key: waiting_since.get(key, -inf))
@@ -250,6 +253,42 @@ class Loop:
             if key not in wanted and p.maps.owner(key) not in unread:
                 self._start(("configmap", key), self._remove(key))
         p.backoff.rest(p.clock())
+
+    def _release_due(self, policies: Mapping[Key, Policy], scene: _Scene) -> None:
+        """Begin to release pods whose policy is gone: each may take seconds to answer, so only some per pass."""
+        now, backoff = self._p.clock(), self._p.backoff
+        unread = {policy.namespace for policy in policies.values() if policy.spec is None}
+        # A workload may be missing only because its kind can't be listed: then a selector selects nothing.
+        known = {target: pods for target, pods in scene.pods.items() if self._p.fleet.workload(target) is not None}
+        due = self._releases.due(now, known, scene.owners.keys(), unread)
+        for pod in [pod for pod in due if backoff.ready(("release", pod.uid), now)][:AT_ONCE]:
+            self._start(("release", pod.uid), self._release(pod))
+
+    async def _release(self, pod: Pod) -> None:
+        """Return a pod without a policy to the state before it had one, unless it is in it."""
+        p, target, key = self._p, pod.target, ("release", pod.uid)
+        reading = await p.sources.directly(pod)
+        if reading.report is not None and is_standby(reading.report):
+            self._releases.done(pod.uid)
+            return
+        if self._ending or not self._releases.is_without(target):
+            return
+        error, workload = reading.error, p.fleet.workload(target)
+        if reading.report is not None:
+            p.writer.check()
+            change = release(target, reading.report.generation, p.wall(), p.signer.announced)
+            error = await p.pusher.push(pod, *p.signer.sign(change))
+            p.metrics.count("pushes", "refused" if error else "taken")
+        elif not self._releases.had(target):
+            workload = None  # it may never have had a policy: that its pods don't answer is no event then
+        if error:
+            p.backoff.failed(key, p.clock())
+            p.log.warning("a pod whose policy is gone can't be released", extra={"pod": pod.name, "error": error})
+        else:
+            p.backoff.succeeded(key)
+            self._releases.done(pod.uid)
+        if workload is not None:
+            p.recorder.record(_about(workload), _released(workload, done=not error), p.wall(), LASTING)
 
     async def _write(self, key: Hashable, resource: str, work: Callable[[], Awaitable[object]]) -> bool:
         """Write something unless it failed too recently; returns whether it was written."""
@@ -485,6 +524,20 @@ class Loop:
 def apart(interval: float, cpu: float, *, left_out: bool) -> float:
     """Return the seconds between the starts of two passes, from the CPU seconds that the first took."""
     return max(interval, (HURRIES if left_out else RESTS) * cpu)
+
+
+def _released(workload: Workload, *, done: bool) -> Event:
+    """Return the event for a workload whose pod was released, or could not be."""
+    if done:
+        message = "no BatchingPolicy tunes it any more: its pods pass every request through until one does"
+    else:
+        kind, target = BY_NAME[workload.target.kind], workload.target
+        restart = kind.restarted(target.namespace, target.name, workload.selector)
+        message = (
+            "no BatchingPolicy tunes it any more, and some of its pods don't answer: they may still run the last "
+            f"policy's parameters: {restart}"
+        )
+    return Event(warning=not done, reason="PolicyGone", message=message)
 
 
 def _about(workload: Workload) -> About:

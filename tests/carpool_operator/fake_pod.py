@@ -48,10 +48,12 @@ class FakePod:
         return self.changes[-1].generation if self.changes else 0
 
     def report(self):
-        lane = Lane(parameters=Parameters(), pass_through=False, queued_requests=0, cap=1, quarantined=False)
+        running = self.changes[-1].parameters.get("*", Parameters()) if self.changes else Parameters()
+        lane = Lane(parameters=running, pass_through=False, queued_requests=0, cap=1, quarantined=False)
         return Report(
             stats=Stats(at=float(self.asked)), uptime_seconds=1.0, ready=True, readiness="ready", target=self._target,
-            generation=self.generation, running=self.generation, slo_seconds=0.05,
+            generation=self.generation, running=self.generation,
+            slo_seconds=3600.0 if running.pass_through else 0.05,
             queue=Queue(rows=0, in_flight=0, slots=1), lanes={"m": lane},
         )  # fmt: skip
 

@@ -137,6 +137,25 @@ def test_without_an_operator_all_goes_on_and_its_return_changes_nothing(
     assert set(traffic.outcomes()) == {"200"}, traffic.failed()[:5]
 
 
+def test_a_policy_deleted_while_no_operator_runs_is_gone_from_its_pods_once_one_does(
+    installed, api, namespace, serve, traffic
+):
+    serve(**STILL)
+    assert {read(api, pod).slo_seconds for pod in of_model(api, namespace)} != {3600.0}
+    scale(api, "carpool-operator", 0)
+    api.delete("batchingpolicies", "by-hand", namespace)
+    api.until_gone("configmaps", namespace, labels="carpool.dev/change=true", timeout=180)
+    scale(api, "carpool-operator", 1)
+
+    def standby(pod):
+        report = read(api, pod)
+        return report.slo_seconds == 3600 and all(lane.parameters.pass_through for lane in report.lanes.values())
+
+    eventually(lambda: all(map(standby, of_model(api, namespace))), timeout=120)
+    eventually(lambda: [each for each in api.find("events", namespace) if each["reason"] == "PolicyGone"])
+    assert set(traffic.outcomes()) == {"200"}, traffic.failed()[:5]
+
+
 def stranger(pod):
     """A pod like another, of the same target, whose sidecar believes another key: of an operator before, say."""
     spec = json.loads(json.dumps(pod["spec"]))

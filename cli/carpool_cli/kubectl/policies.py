@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct, field
 
 from carpool.policy.plain import PolicyError, from_plain
-from carpool_cli.kubectl.cluster import PAUSED, ForbiddenError, NoKindError, NotFoundError, read_object
+from carpool_cli.kubectl.cluster import PAUSED, ForbiddenError, NoKindError, NotFoundError, alive, read_object
 from carpool_operator.api import annotations as asked
 from carpool_operator.api.status import DEFECTS, ConditionStatus, ConditionType, Status
 from carpool_operator.workloads import registry
@@ -125,7 +125,29 @@ def _why_none(cluster: Cluster, kind: Kind, workload: str) -> str:
         return "; ".join(wish.problems)
     if wish.spec is not None:
         return f"it has the annotations, so check that the operator {RUNS}"
-    return f"kubectl annotate {resource} carpool.dev/slo-p99=50ms{cluster.flags()}"
+    return f"kubectl annotate {resource} carpool.dev/slo-p99=50ms{cluster.flags()}{_left(cluster, kind, workload)}"
+
+
+def _left(cluster: Cluster, kind: Kind, workload: str) -> str:
+    """Return what the pods of a workload without a policy do; ``""``: none has a sidecar."""
+    try:
+        pods = list(alive(cluster.items("pods", f"--selector={asked.INJECTED}=true")))
+    except (ForbiddenError, NoKindError):
+        return ""
+    of = f"{kind.name}/{workload}"
+    names = [
+        pod["metadata"]["name"] for pod in pods if (pod["metadata"].get("annotations") or {}).get(asked.TARGET) == of
+    ]
+    if not names:
+        return ""
+    resource, flags = kind.resource(workload), cluster.flags()
+    selecting = "{selector}" in kind.restart
+    restart = f"delete pod {' '.join(names)}" if selecting else kind.restart.format(resource=resource, name=workload)
+    return (
+        f". Sidecars in its pods: {len(names)}. Seconds after a policy is deleted the operator makes them pass every "
+        f"request through. If it could not (kubectl events --for {resource}{flags}), they still run the last policy's "
+        f"parameters: kubectl {restart}{flags}"
+    )
 
 
 RUNS = "runs (kubectl get pods -A -l app.kubernetes.io/part-of=carpool) and watches this namespace"

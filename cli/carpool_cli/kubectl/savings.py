@@ -140,8 +140,19 @@ def command(*, everywhere: bool, gpu_hour: float | None, prices_file: Path | Non
     found = [policies.read(raw) for raw in here().list(everywhere=everywhere)]
     prices = {} if prices_file is None else node_prices.by_target(here(), prices_file, other, everywhere=everywhere)
     rows = needs(found, prices, other)
+    never = [
+        f"{policy.metadata.namespace} {each.target}: no number of replicas meets the SLO"
+        f"{f' of model {each.model}' if each.model else ''}: {each.reason}"
+        for policy in found
+        for each in policy.status.no_capacity
+    ]
     if output is not None:
+        for line in never:
+            click.echo(line, err=True)
         click.echo(document(to_builtins(rows), output), nl=False)
+        return
+    if not rows and never:
+        show("\n".join(never))
         return
     if not rows:
         show(
@@ -159,6 +170,8 @@ def command(*, everywhere: bool, gpu_hour: float | None, prices_file: Path | Non
     if hours:
         named = " to ".join(written(each) for each in dict.fromkeys((hours[0], hours[-1])))
         show(f"money per month, at {named} an hour and replica")
+    for line in never:
+        show(line)
 
 
 BY_HAND = "BY HAND"

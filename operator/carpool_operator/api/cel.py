@@ -9,6 +9,7 @@ from carpool.policy.parameters import Parameters
 from carpool.policy.spec import NEVER_ACROSS, SLO, Admission, DurationRange, IntRange, Latency
 from carpool_operator.api.spec import (
     CA,
+    LABEL_KEY,
     RESERVED,
     TLS,
     Auth,
@@ -167,7 +168,10 @@ def _baseline_wait() -> Rule:
 
 _GROUPS = ", ".join(f"'{kind.name}': '{kind.group}'" for kind in registry.KINDS)
 _OF_GROUP = Rule(
-    f"{{{_GROUPS}}}[self.kind] == self.group", ".group", "is not the API group of that kind: write that one"
+    f"{{{_GROUPS}}}[self.kind] == self.group",
+    ".group",
+    "{} is of the group {}: write that",
+    ("self.kind", f"{{{_GROUPS}}}[self.kind]"),
 )
 
 
@@ -286,6 +290,11 @@ RULES: dict[type[Struct], list[Rule]] = {
             " || (has(self.matchExpressions) && size(self.matchExpressions) > 0)",
             "",
             "name a label: one without any would select every workload",
+        ),
+        Rule(
+            f"!has(self.matchLabels) || self.matchLabels.all(key, key.matches('{LABEL_KEY}'))",
+            ".matchLabels",
+            "one of the keys is no label: write name or prefix/name",
         ),
     ],
     CA: [_one_of("secret", "configMap")],

@@ -1,4 +1,7 @@
-"""What the webhook wrote on a pod about its sidecar. Anyone who creates pods can write it, so it is not trusted."""
+"""What the webhook writes about a sidecar: its state before a policy arrives, and a pod's annotation.
+
+Anyone who creates pods can write the annotation, so it is not trusted.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
 from carpool_operator.api.annotations import STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+STANDBY = Parameters(pass_through=True, max_in_flight=1024)
+"""Parameters of a sidecar without a policy: everything passes through."""
+
+STANDBY_SLO = Duration(3600.0)
+"""Its SLO, the p99, in seconds: as long as a model may take without a sidecar."""
 
 _Port = Annotated[int, Meta(ge=1, le=65535)]
 

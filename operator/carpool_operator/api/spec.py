@@ -6,6 +6,7 @@ before anything here reads it. ``read_policy`` validates again, because a CRD ma
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -48,7 +49,10 @@ MAX_MODELS = 64
 """Models of one policy that are named; the others share the settings of `*`."""
 
 
-LabelValue = Annotated[str, Meta(max_length=63)]
+_NAME = r"([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]"
+LABEL_KEY = rf"^([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_NAME}$"
+"""Pattern of a label's name in Kubernetes: a DNS name and a slash, if any, and a name."""
+LabelValue = Annotated[str, Meta(max_length=63, pattern=rf"^({_NAME})?$")]
 Group = Annotated[str, Meta(extra_json_schema={"enum": sorted({kind.group for kind in registry.KINDS})})]
 TargetKind = Annotated[str, Meta(extra_json_schema={"enum": sorted(registry.BY_NAME)})]
 
@@ -80,7 +84,7 @@ class LabelOperator(StrEnum):
 class LabelRequirement(Camel, frozen=True, kw_only=True):
     """A condition on one label."""
 
-    key: Annotated[str, Meta(min_length=1, max_length=317)]
+    key: Annotated[str, Meta(min_length=1, max_length=317, pattern=LABEL_KEY)]
     """The label."""
     operator: LabelOperator
     """How it is compared."""
@@ -321,6 +325,9 @@ def _validate_selector(selector: TargetSelector) -> None:
     _validate_kind("targetSelector", selector.group, selector.kind)
     if not selector.match_labels and not selector.match_expressions:
         raise PolicyError("targetSelector", "name a label: one without any would select every workload")
+    for key in selector.match_labels:
+        if re.fullmatch(LABEL_KEY, key) is None:
+            raise PolicyError("targetSelector.matchLabels", f"{key!r} is no label: write name or prefix/name")
     for index, each in enumerate(selector.match_expressions):
         if (each.operator in {LabelOperator.IN, LabelOperator.NOT_IN}) != bool(each.values):
             path = f"targetSelector.matchExpressions[{index}].values"

@@ -215,6 +215,17 @@ class CapacityStatus(Said, frozen=True):
     """Time from a pod's creation until it is ready: the median of the last starts; left out until one was observed."""
 
 
+class NoCapacity(Said, frozen=True, kw_only=True, omit_defaults=False):
+    """A workload for which no number of replicas meets the SLO."""
+
+    target: str
+    """Kind/name of the workload."""
+    model: str
+    """Name of the model."""
+    reason: str
+    """Why, in a sentence."""
+
+
 class EngineLimits(Said, frozen=True, kw_only=True):
     """Limits to set on engines that have no sidecar, or on a gateway before them."""
 
@@ -320,5 +331,7 @@ class Status(Said, frozen=True):
     """The last 10 changes, newest first."""
     capacity: tuple[CapacityStatus, ...] = ()
     """How full each workload is, and how many replicas its load needs, once that is known."""
+    no_capacity: tuple[NoCapacity, ...] = ()
+    """Workloads for which no number of replicas meets the SLO: they have no `capacity`."""
     token_streams: tuple[TokenStreamsStatus, ...] = ()
     """How each workload's token streams are served, where there are any."""

@@ -64,10 +64,11 @@ class Writer:
         """
         async with self._at_once:
             return await self._kube.request(
-                method, path, body, query=query, content=content, within=TIMEOUT, before=self._check
+                method, path, body, query=query, content=content, within=TIMEOUT, before=self.check
             )
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise ``NotLeading`` unless this operator leads."""
         if not self._leads():
             raise NotLeading
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from carpool.policy.durations import Duration, Quantity
 from carpool.policy.plain import to_plain
 from carpool_operator.api import annotations as names
+from carpool_operator.api.injection import STANDBY, STANDBY_SLO
 from carpool_operator.injector import capture
 from carpool_operator.injector.containers import DEFAULT_CONTAINER, handlers
 from carpool_operator.injector.decide import SIDECAR, VOLUME, annotations_of
@@ -193,10 +194,10 @@ def sidecar_config(inject: Inject, settings: Settings, drain_key: str, *, asks: 
         "publicKey": settings.public_key,
         "changes": CHANGES,
         "policy": {
-            "slo": {"latency": {"p99": "1h"}},
+            "slo": {"latency": {"p99": str(STANDBY_SLO)}},
             "admission": {"timeout": "1h", "maxQueuedRows": 65536, "shedAt": "Deadline"},
         },
-        "parameters": {"*": {"passThrough": True, "maxInFlight": 1024}},
+        "parameters": {"*": {"passThrough": STANDBY.pass_through, "maxInFlight": STANDBY.max_in_flight}},
     }
 
 

@@ -32,6 +32,7 @@ from carpool_operator.api.status import (
     ConditionType,
 )
 from carpool_operator.tuning.assignment import conflicts
+from carpool_operator.tuning.learning import alone_too_slow
 from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
         return Finding(
             FALSE,
             "TargetNotFound",
-            f"targetSelector selects no {selector.kind} in namespace {policy.namespace}: label one, or correct it "
+            f"targetSelector selects no {selector.kind} in namespace {policy.namespace}, apart from those with "
+            f'{INJECT}: "{FORBIDDEN}": label one, or correct it '
             f"(kubectl -n {policy.namespace} get {BY_NAME[selector.kind].plural} --show-labels)",
         )
     absent = [target for target in targets if target not in view.workloads]
@@ -98,8 +100,10 @@ def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
         )
     invalid = _messages(view, targets, ANNOTATION_INVALID)
     if invalid:
-        kept = ". Until then the policy stays as it was before" if policy.annotated else ""
-        return Finding(TRUE, ANNOTATION_INVALID, f"{_joined(invalid)}{kept}")
+        said = _joined(invalid)
+        end = "" if said.endswith(("?", ".")) else "."
+        kept = f"{end} Until then the policy stays as it was before" if policy.annotated else ""
+        return Finding(TRUE, ANNOTATION_INVALID, f"{said}{kept}")
     return Finding(TRUE, "Accepted")
 
 
@@ -175,7 +179,8 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
             FALSE,
             "PushRefused",
             f"{names(sorted(refused))} of {what} did not take the configuration ({error}); it is tried again. A pod "
-            f"that starts anew reads it from its ConfigMap: {where} delete pod {name}",
+            f"that starts anew reads it from its ConfigMap: "
+            f"{_restart(workload) if len(refused) > 1 else f'{where} delete pod {name}'}",
         )
     unread = {
         seen.name: seen.change_error
@@ -321,10 +326,20 @@ def slo_met(steerings: Sequence[Steering], policy: Policy, spec: PolicySpec, bef
     lower = "slo.latency" if spec.slo.latency is not None else "slo.ttft or slo.tpot"
     missed = sorted(name for name, met in verdicts.items() if met is False)
     if missed:
+        alone = {
+            f"{steering.target.name} {name}".strip(): takes
+            for steering in steerings
+            for name, learned in steering.models.items()
+            if learned.slo_status.met is False and (takes := learned.too_slow_alone) is not None
+        }
+        advice = f"Add replicas or raise {lower}"
+        if alone:
+            slow = [f"{name}: {alone_too_slow(takes)}" for name, takes in sorted(alone.items())]
+            advice = f"{names(slow)}. More replicas do not help there: raise {lower}, or use a faster model or device"
         return Finding(
             FALSE,
             "Missed",
-            f"{slo} is missed for {names(missed)}: more requests miss than allowed. Add replicas or raise {lower}; "
+            f"{slo} is missed for {names(missed)}: more requests miss than allowed. {advice}; "
             f"why: kubectl carpool explain {policy.name} -n {policy.namespace}",
         )
     if any(verdicts.values()):

@@ -16,6 +16,7 @@ from carpool_operator.api.status import (
     Applied,
     HistoryEntry,
     LastDecision,
+    NoCapacity,
     Recommendation,
     Status,
     TargetModel,
@@ -23,7 +24,7 @@ from carpool_operator.api.status import (
     Trial,
 )
 from carpool_operator.delivery.documents import EVERY
-from carpool_operator.tuning.learning import predicted
+from carpool_operator.tuning.learning import alone_too_slow, predicted
 from carpool_operator.tuning.target_load import autoscaler_of
 
 if TYPE_CHECKING:
@@ -194,6 +195,7 @@ class Reporter:
             targets=tuple(_target(view, steering, delivered.get(steering.target)) for steering in steerings),
             history=self._history,
             capacity=tuple(said for steering in steerings if (said := _capacity(view.now, steering)) is not None),
+            no_capacity=tuple(never for steering in steerings if (never := _no_capacity(steering)) is not None),
             token_streams=tuple(
                 streams for steering in steerings if (streams := _streams(view.now, steering)) is not None
             ),
@@ -302,6 +304,16 @@ def _streams(now: float, steering: Steering) -> TokenStreamsStatus | None:
 def _capacity(now: float, steering: Steering) -> CapacityStatus | None:
     cold_start = steering.cold_starts.seconds
     return steering.load.status(now, _where(steering.target), _lowest(steering), cold_start)
+
+
+def _no_capacity(steering: Steering) -> NoCapacity | None:
+    name = steering.load.unmet
+    if name is None:
+        return None
+    learned = steering.models.get(name)
+    alone = None if learned is None else learned.too_slow_alone
+    why = "no load is forecast to meet the SLO" if alone is None else alone_too_slow(alone)
+    return NoCapacity(target=_where(steering.target), model=name, reason=why)
 
 
 def _lowest(steering: Steering) -> float | None:

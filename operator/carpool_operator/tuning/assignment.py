@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool_operator.api.annotations import SLO_PREFIX
+from carpool_operator.api.annotations import FORBIDDEN, INJECT, SLO_PREFIX, STATUS
 from carpool_operator.api.model import Policy, Target
 from carpool_operator.api.spec import MAX_SELECTED
 
@@ -23,14 +23,16 @@ def named(namespace: str, spec: PolicySpec) -> list[Target]:
 def select(policies: Iterable[Policy], workloads: Iterable[Workload]) -> dict[str, list[Target]]:
     """Return the workloads that policies select by label, by the policy's UID, in the order of their names.
 
-    Of more than ``MAX_SELECTED``, the first ones are used.
+    Those that opted out of sidecars are left out: a policy that selects the others is complete without them. Of more
+    than ``MAX_SELECTED``, the first ones are used.
     """
     selecting = [each for each in policies if each.spec is not None and each.spec.target_selector is not None]
     if not selecting:
         return {}
     by_namespace: dict[str, list[Workload]] = {}
     for workload in workloads:
-        by_namespace.setdefault(workload.target.namespace, []).append(workload)
+        if not _opts_out(workload):
+            by_namespace.setdefault(workload.target.namespace, []).append(workload)
     return {
         policy.uid: sorted(
             each.target
@@ -41,6 +43,12 @@ def select(policies: Iterable[Policy], workloads: Iterable[Workload]) -> dict[st
         )[: MAX_SELECTED + 1]
         for policy in selecting
     }
+
+
+def _opts_out(workload: Workload) -> bool:
+    """Whether its annotations forbid a sidecar, and its template has none written by ``carpool inject``."""
+    written = workload.template_annotations
+    return FORBIDDEN in {workload.annotations.get(INJECT), written.get(INJECT)} and STATUS not in written
 
 
 def targets_of(namespace: str, spec: PolicySpec, selected: Sequence[Target] = ()) -> list[Target]:

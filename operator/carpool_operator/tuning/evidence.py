@@ -54,6 +54,7 @@ class Rates(NamedTuple):
     """Requests per second of a model that a pod can serve within the SLO."""
 
     best: float
+    """0: no load is forecast to meet it."""
     lower: float
     """At the upper confidence of batch latency."""
     zero_wait: float
@@ -347,11 +348,14 @@ def _streams(before: bytes, after: TokenStreams, seconds: float) -> StreamSample
 
 
 def _capacities(report: Report) -> dict[str, Rates]:
-    """Return the capacities, as far as known; those that a pod does not report equal its best."""
+    """Return the capacities, as far as known; those that a pod does not report equal its best.
+
+    A best of 0 is known, too: no load is forecast to meet the SLO.
+    """
     found = {}
     for name, lane in report.lanes.items():
         best = lane.capacity
-        if best is not None and isfinite(best) and best > 0:
+        if best is not None and isfinite(best) and best >= 0:
             others = (lane.capacity_lower, lane.capacity_zero_wait, lane.capacity_alone)
             hand = lane.capacity_by_hand
             lower, zero_wait, alone = (min(each, best) if each and each > 0 else best for each in others)

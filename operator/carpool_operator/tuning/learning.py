@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import ModelStats, combine
 from carpool.exchange.decision import Observation
-from carpool.policy.durations import Duration, whole_microseconds
+from carpool.policy.durations import Duration, format_seconds, whole_microseconds
 from carpool.policy.spec import TuningMode
 from carpool.tuning.exploration import batches_needed, below
 from carpool.tuning.tuner import Tuner
@@ -155,16 +155,24 @@ class Learned:
         return 0 if service is None else below(service, rows)
 
     def step(
-        self, now: float, total: Sum, learned_from: ModelStats, *, canaries: int = 0, hurried: bool = False
+        self,
+        now: float,
+        total: Sum,
+        learned_from: ModelStats,
+        *,
+        canaries: int = 0,
+        hurried: bool = False,
+        is_judged: bool = True,
     ) -> Decision:
         """Observe pods that run the present parameters, and decide; ``learned_from`` may have more service times.
 
         ``canaries``: how many pods run riskier parameters, or explore; 0: all. ``hurried``: other decisions wait. Then
-        forecasts are refined less often.
+        forecasts are refined less often. ``is_judged``: whether the sidecars counted misses by the present SLO.
         """
         self.seen_at = now
         self._lately.add(now, total)
-        self.slo_status.observe(now, total.stats.hits, total.stats.missed)
+        if is_judged:
+            self.slo_status.observe(now, total.stats.hits, total.stats.missed)
         if total.in_force is not None and self._policy.tuning.mode is not TuningMode.APPLY:
             self.tuner.adopt(total.in_force)
         self._led_to = total.in_force
@@ -191,9 +199,23 @@ class Learned:
         self.decided = self.decided or kept
         return self.decision
 
+    @property
+    def too_slow_alone(self) -> Duration | None:
+        """How long one request alone takes, if that is longer than the SLO; ``None``: it is not, or unknown."""
+        current = self.tuner.plan.assess(self.parameters)
+        if current is None or not (situation := current.situation).is_out_of_reach:
+            return None
+        # Two digits: a status changes with this text.
+        return Duration(whole_microseconds(float(f"{situation.service.time(situation.usual_rows):.2g}")))
+
     def observed(self) -> Figures | None:
         """Return the recent figures; ``None`` without requests."""
         return self._lately.figures()
+
+
+def alone_too_slow(alone: Duration) -> str:
+    """Return why no number of replicas meets an SLO; ``alone``: how long one request takes."""
+    return f"one request alone takes {format_seconds(alone)}, longer than the SLO"
 
 
 def predicted(forecast: Forecasted | None) -> Figures | None:

@@ -286,6 +286,8 @@ class Steering:
         usable = [sample for sample in samples if not sample.stalled]
         base = [each for each in usable if each.generation == change.generation and each.uid not in self.canaries]
         sums = add_up(base)
+        # After a change of the SLO, pods count by the old one until they run the next document.
+        is_judged = change.policy is not None and change.policy.slo == policy.slo
         ended: str | None = None
         if self.trial is not None and tried is not None:
             canaries = [s for s in usable if s.uid in self.canaries and s.generation == tried.generation]
@@ -300,7 +302,14 @@ class Steering:
                 learned = self._meet(view.now, policy, name, None, change.parameters.get(name))
             if name == ended:
                 continue  # its counts belong to the ended trial
-            decision = learned.step(view.now, total, every[name].stats, canaries=len(few), hurried=view.hurried)
+            decision = learned.step(
+                view.now,
+                total,
+                every[name].stats,
+                canaries=len(few),
+                hurried=view.hurried,
+                is_judged=is_judged,
+            )
             self._outlive(name, decision)
             if decision.change:
                 self._turn(view, spec, name, learned, decision, few)

@@ -122,7 +122,9 @@ class TargetLoad:
 
     def __init__(self) -> None:
         self.now: Fullness | None = None
-        """``None``: unknown, or nothing was read."""
+        """``None``: unknown, nothing was read, or ``unmet``."""
+        self.unmet: str | None = None
+        """A model with requests for which no number of replicas meets the SLO, by what most of its pods report."""
         self._pods: dict[str, _PodLoad] = {}
         self._needed: deque[tuple[float, Needed]] = deque()
         """Times and numbers of replicas needed, of the last ``WINDOW``."""
@@ -173,6 +175,7 @@ class TargetLoad:
             self._needed.popleft()
 
     def _fullness(self, full: float) -> Fullness | None:
+        self.unmet = None
         pods = list(self._pods.values())
         if not all(pod.counted for pod in pods):
             return None  # a load with an unknown part
@@ -182,6 +185,9 @@ class TargetLoad:
                 known.setdefault(name, []).append(rates)
         if not known:
             return None
+        # One pod may forecast less than the others; it is assumed to be like them.
+        never = {name for name, rates in known.items() if 2 * sum(each.best == 0 for each in rates) > len(rates)}
+        known = {name: [each for each in rates if each.best > 0] for name, rates in known.items()}
         loads = [0.0] * WAYS
         by_hand = 0.0 if any(each.by_hand is not None for some in known.values() for each in some) else None
         rate = busy = 0.0
@@ -190,9 +196,12 @@ class TargetLoad:
             for name, count in pod.arrivals.items():
                 if not (come := count / pod.seconds):
                     continue
+                if name in never:
+                    self.unmet = name
+                    return None
                 # A pod without measurements yet is assumed to be like the others.
                 own = pod.capacities.get(name)
-                capacities = known.get(name, []) if own is None else [own]
+                capacities = known.get(name, []) if own is None or own.best == 0 else [own]
                 if not capacities:
                     return None
                 rate += come
@@ -209,12 +218,15 @@ class TargetLoad:
     def status(
         self, now: float, target: str, lowest: float | None, cold_start: float | None = None
     ) -> CapacityStatus | None:
-        """Return the status of ``target``; ``lowest``: forecast utilization within the SLO, if known.
+        """Return the status of ``target``; ``None`` if it is unknown, or ``unmet``.
 
+        ``lowest``: forecast utilization within the SLO, if known.
         ``cold_start``: seconds from its pods' creation until they were ready, if observed.
 
         Figures change with the number of replicas, or when they differ clearly: a status that differs is written.
         """
+        if self.unmet is not None:
+            return None  # the last figures were another SLO's, or another model's
         if self.now is None or not self._needed:
             return self._said
         found = self.now

@@ -90,6 +90,18 @@ def test_why_a_workload_has_no_policy_is_said(kubectl, annotations, told):
     assert told in result.output
 
 
+def test_what_pods_without_a_policy_do_is_said(kubectl):
+    def pod(name, target):
+        return {"metadata": {"name": name, "annotations": {"carpool.dev/target": target}}}
+
+    kubectl.has("deployment/bert")
+    kubectl._write(pods=[pod("bert-1", "Deployment/bert"), pod("bert-2", "Deployment/bert"), pod("x", "Deployment/x")])
+    told = kubectl.run("status", "deployment/bert", "-n", "shop").output
+    assert "Sidecars in its pods: 2. Seconds after a policy is deleted the operator makes them pass every" in told
+    assert "kubectl events --for deployment/bert --namespace shop" in told
+    assert told.endswith("kubectl rollout restart deployment/bert --namespace shop\n")
+
+
 def test_of_two_policies_on_a_workload_the_accepted_one_is_meant(kubectl):
     loser = kubectl.policy("late", [kubectl.condition("Accepted", "False", "Conflicted")])
     kubectl.holds(loser, kubectl.policy("first"))

@@ -104,3 +104,15 @@ def test_without_a_capacity_it_says_what_is_missing(kubectl):
     assert "no workload has a capacity yet" in kubectl.run("savings").output
     kubectl.holds()
     assert "no BatchingPolicy" in kubectl.run("savings").output
+
+
+def test_a_workload_whose_slo_no_number_of_replicas_meets_is_named(kubectl):
+    reason = "one request alone takes 22ms, longer than the SLO"
+    never = [{"target": "Deployment/bert", "model": "bert", "reason": reason}]
+    line = f"shop Deployment/bert: no number of replicas meets the SLO of model bert: {reason}"
+    kubectl.holds(kubectl.policy(capacity=[FULL], noCapacity=never))
+    assert kubectl.run("savings").output.splitlines()[-1] == line
+    assert json.loads(kubectl.run("savings", "-o", "json").stdout)[0]["target"] == "Deployment/resnet"
+    assert line in kubectl.run("savings", "-o", "json").stderr
+    kubectl.holds(kubectl.policy(noCapacity=never))
+    assert kubectl.run("savings").output.splitlines() == [line]

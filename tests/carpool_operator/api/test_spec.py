@@ -76,6 +76,17 @@ def test_of_a_target_its_name_is_enough():
             "spec.targetSelector.matchExpressions[0].values",
             "need values",
         ),
+        (
+            spec(targetSelector={"matchLabels": {"a b": "c"}}),
+            "spec.targetSelector.matchLabels",
+            "'a b' is no label: write name or prefix/name",
+        ),
+        (spec(targetSelector={"matchLabels": {"a": "c d"}}), "spec.targetSelector.matchLabels[...]", "matching regex"),
+        (
+            spec(targetSelector={"matchExpressions": [{"key": "-a", "operator": "Exists"}]}),
+            "spec.targetSelector.matchExpressions[0].key",
+            "matching regex",
+        ),
         (spec(slo={"latency": {}}), "spec.slo.latency", "at least one"),
         (spec(models=[{"name": str(i)} for i in range(MAX_MODELS + 1)]), "spec.models", "at most 64"),
         (spec(bounds={"maxWait": {"max": "60ms"}}), "spec.bounds.maxWait.max", "not below the SLO"),

@@ -6,6 +6,7 @@ import shlex
 from fleets import EPOCH, RESNET, World, pod_of, spec, workload_of
 from msgspec.structs import replace
 
+from carpool.batching.counters import Stats
 from carpool.policy.durations import Duration
 from carpool.policy.spec import SLO, Latency
 from carpool_operator.api.model import Event, Missed, Target
@@ -130,6 +131,19 @@ def test_a_pod_that_refuses_is_named_with_its_reason():
     assert programmed(world)[0] == "True"
 
 
+def test_of_several_pods_that_refuse_all_are_restarted():
+    world = World(pods=3)
+    settle(world)
+    for index in (1, 2):
+        world.pods[index].takes = False
+        world.pods[index].restart(world.now, world.stats[index], None)
+    settle(world)
+    _, reason, message = programmed(world)
+    assert reason == "PushRefused"
+    assert "resnet-1, resnet-2 of" in message
+    assert message.endswith("from its ConfigMap: kubectl -n vision rollout restart deployment/resnet")
+
+
 def test_refusals_of_an_earlier_change_and_of_pods_that_start_are_ignored():
     world = World(pods=2)
     settle(world)
@@ -233,6 +247,44 @@ def test_the_slo_is_missed_and_kept_again_with_an_event_each():
     assert "Missed" in world.reasons()
 
 
+def strict(seconds):
+    return SLO(latency=Latency(p99=Duration(seconds)))
+
+
+def test_misses_counted_by_the_old_slo_do_not_count_for_the_new_one():
+    world = World(spec(0.004), pods=2)
+    world.run(200, 60)
+    assert world.condition("SLOMet")["status"] == "False"
+    world.edit(replace(world.policy.spec, slo=strict(0.5)))
+    at = world.now + 2.0  # the interval before the pods get the next document
+    late = [replace(own.models[""], misses={"late": own.models[""].misses["late"] + 200}) for own in world.stats]
+    world.step(at, [Stats(at, models={"": model}) for model in late])
+    assert not any(each.error for each in world.controller._steerings[RESNET].evidence.pods.values())
+    assert world.condition("SLOMet")["status"] == "Unknown"
+    world.run(200, 60)
+    assert world.condition("SLOMet")["status"] == "True"
+
+
+def test_replicas_are_no_advice_where_one_request_alone_takes_longer_than_the_slo():
+    world = World(spec(0.004), pods=2)
+    world.run(200, 60)
+    said = world.condition("SLOMet")
+    assert (said["status"], said["reason"]) == ("False", "Missed")
+    advice = "one request alone takes 5.5ms, longer than the SLO. More replicas do not help there: raise slo.latency"
+    assert advice in said["message"]
+    assert "Add replicas" not in said["message"]
+
+
+def test_a_policy_that_lost_its_targets_has_no_verdict_on_its_slo():
+    world = World(pods=2)
+    world.run(200, 60)
+    assert world.condition("SLOMet")["status"] == "True"
+    world.others = [replace(world.policy, name="older", uid="uid-older", created=world.policy.created - 1)]
+    settle(world)
+    assert world.condition("Accepted")["reason"] == "Conflicted"
+    assert (world.condition("SLOMet")["status"], world.condition("SLOMet")["reason"]) == ("Unknown", "NoTargets")
+
+
 def test_ready_is_all_but_the_slo():
     good = Finding(TRUE, "Good")
     found = dict.fromkeys(ConditionType, good) | {ConditionType.SLO_MET: Finding(FALSE, "Missed")}
@@ -306,6 +358,14 @@ def test_invalid_annotations_are_reported_in_the_policy_of_their_workload():
         assert world.condition("Ready")["status"] == "True"
         kept = ". Until then the policy stays as it was before" if annotated else ""
         assert said["message"] == f"{typo.message}{kept}"
+
+
+def test_a_question_ends_with_one_mark():
+    world = World(pods=1, annotated=True)
+    world.workload_events = (Event(True, "AnnotationInvalid", "did you mean Efficiency?"),)
+    settle(world)
+    said = world.condition("Accepted")["message"]
+    assert said == "did you mean Efficiency? Until then the policy stays as it was before"
 
 
 def test_the_length_of_reported_annotations_is_limited():

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from carpool.policy.spec import Bounds, IntRange, Tuning, TuningMode
 from carpool_operator.reporting.decisions import timestamp
+from carpool_operator.reporting.metrics import Metrics
 
 
 def test_times_are_whole_seconds_in_utc():
@@ -82,3 +83,34 @@ def test_a_decision_that_leaves_the_parameters_is_reported_once_it_lasts():
     assert world.status["lastDecision"]["action"] == "Held"
     assert "recommendation" not in world.status
     assert RESNET.name in world.status["lastDecision"]["target"]
+
+
+def with_capacity(world, rate):
+    for each in world.pods:
+        each.spoil = lambda report: replace(
+            report, lanes={name: replace(lane, capacity=rate) for name, lane in report.lanes.items()}
+        )
+
+
+def test_where_no_number_of_replicas_meets_the_slo_the_last_figures_go_and_the_reason_comes():
+    world = World(pods=2)
+    with_capacity(world, 400.0)
+    world.run(200, 30)
+    assert world.status["capacity"][0]["replicas"] == 1
+    assert "noCapacity" not in world.status
+
+    world.edit(spec(0.004))
+    with_capacity(world, 0.0)
+    world.run(200, 30)
+    assert "capacity" not in world.status
+    reason = "one request alone takes 5.5ms, longer than the SLO"
+    assert world.status["noCapacity"] == [{"target": "Deployment/resnet", "model": "", "reason": reason}]
+    metrics = Metrics()
+    metrics.read_policies(lambda: [world.policy])
+    assert "carpool_target_load_replicas{" not in metrics.text().decode()
+
+    world.edit(spec())
+    with_capacity(world, 400.0)
+    world.run(200, 30)
+    assert world.status["capacity"][0]["replicas"] == 1
+    assert "noCapacity" not in world.status

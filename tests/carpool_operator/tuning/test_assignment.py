@@ -3,9 +3,11 @@ from __future__ import annotations
 from itertools import permutations
 
 from fleets import RESNET, policy_of, spec, workload_of
+from msgspec.structs import replace
 
 from carpool.policy.durations import Duration
 from carpool.policy.spec import SLO, Latency
+from carpool_operator.api.annotations import INJECT, STATUS
 from carpool_operator.api.model import Target
 from carpool_operator.api.spec import MAX_SELECTED, LabelOperator, LabelRequirement, PolicySpec, TargetSelector
 from carpool_operator.tuning.assignment import assign, conflicts, select, targets_of
@@ -120,3 +122,17 @@ def test_the_message_to_a_policy_made_from_annotations_says_so():
 def test_of_two_as_old_the_first_by_name():
     one, two = policy_of(name="one"), policy_of(name="two")
     assert "comes first by name" in conflicts(two, [RESNET], assign([one, two]))
+
+
+def test_a_selector_leaves_out_what_opted_out_and_a_name_does_not():
+    out = labelled("a", team="vision")
+    forbids = {INJECT: "false"}
+    workloads = [
+        replace(out, annotations=forbids),
+        replace(labelled("b", team="vision"), template_annotations=forbids),
+        labelled("c", team="vision"),
+        replace(labelled("d", team="vision"), annotations=forbids, template_annotations={STATUS: "{}"}),
+    ]
+    found = select([selecting()], workloads)
+    assert [each.name for each in found["uid-resnet"]] == ["c", "d"], "d has a sidecar that carpool inject wrote"
+    assert targets_of("vision", spec(names=("a",))) == [out.target]

@@ -66,7 +66,7 @@ def test_what_is_explored_is_on_canaries_only_until_it_is_chosen():
     world.run(300, 120)
     events = [(event.reason, event.message) for _, event in world.events]
     explored = next(message for reason, message in events if reason == "CanaryStarted")
-    assert "it may gain, and has to run to be measured" in explored
+    assert "it may gain; only running it shows its latency" in explored
     assert "4 in flight" in explored
     started = ["CanaryStarted", "CanaryMeasured", "CanaryStarted", "CanaryPromoted"]
     assert [reason for reason, _ in events] == ["ParametersChanged", *started]

@@ -293,3 +293,29 @@ def test_so_is_a_workload_whose_load_an_autoscaler_follows_unless_the_annotation
         if said
         else []
     )
+
+
+def test_where_no_load_meets_the_slo_there_are_no_figures():
+    fleet = Fleet()
+    before = fleet.pass_by(20, 80, 40)
+    assert before is not None
+    assert fleet.pass_by(20, 80, 40, capacity=0.0) is None
+    assert fleet.load.unmet == "m"
+    assert fleet.load.now is None
+    after = fleet.pass_by(20, 80, 40)
+    assert (after.replicas, fleet.load.unmet) == (before.replicas, None)
+
+
+def test_one_pod_of_several_that_forecasts_nothing_counts_as_the_others():
+    load = TargetLoad()
+    for now in (5.0, 10.0):
+        samples = [sample("0", 60), sample("1", 60), sample("2", 60, capacity=0.0)]
+        load.observe(now, samples, ["0", "1", "2"])
+    assert load.unmet is None
+    assert load.now.load == pytest.approx(1.8)
+
+
+def test_without_requests_a_capacity_of_nothing_is_no_trouble():
+    fleet = Fleet()
+    said = fleet.pass_by(20, 0, 0, capacity=0.0)
+    assert (said.load, fleet.load.unmet) == (0.0, None)

@@ -60,6 +60,26 @@ async def report(admin):
     return decode((await admin.get(b"/v1/stats", ticket())).body)
 
 
+async def test_a_last_document_without_a_policy_brings_back_what_it_was_started_with(world, injected):
+    passing = {"*": {"passThrough": True, "maxInFlight": 1024}}
+    _, admin = await injected(policy={"slo": {"latency": {"p99": "1h"}}}, parameters=passing)
+    client = world.client(world.sidecars[0].address)
+    assert (await client.predict(b"1")).status == 200
+    fresh = await report(admin)
+    assert (await put(admin, change(7, policy=for_p99(0.05)))).status == 200
+    steered = await report(admin)
+    last = change(8, parameters={"*": Parameters(pass_through=True, max_in_flight=1024)})
+    assert (await put(admin, last)).status == 200
+    released = await report(admin)
+
+    def state(one):
+        return one.slo_seconds, {name: (lane.parameters, lane.pass_through) for name, lane in one.lanes.items()}
+
+    assert state(steered) != state(fresh)
+    assert state(released) == state(fresh)
+    assert released.slo_seconds == 3600
+
+
 async def test_without_a_ticket_nothing_is_read_and_the_answer_says_what_is_missing(injected):
     _, admin = await injected()
     for path in READS:
