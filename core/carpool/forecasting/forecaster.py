@@ -69,8 +69,10 @@ class Situation(Struct, frozen=True):
 
     @property
     def is_out_of_reach(self) -> bool:
-        """Whether a request takes longer than the SLO even alone, so that none can be in time."""
-        return self.service.sizes[0] <= self.usual_rows and self.service.lower(self.usual_rows) > self.target
+        """Whether a request takes longer than the SLO even alone, and not as one of many in the server's own queue."""
+        service, rows = self.service, self.usual_rows
+        is_known = service.sizes[0] <= rows and service.executors <= self.limits.max_in_flight
+        return is_known and service.lower(rows) > self.target
 
 
 class Assessment:

@@ -160,6 +160,9 @@ def test_an_slo_shorter_than_one_request_takes_costs_no_throughput(rate):
         again = chosen_by(Forecaster(chosen.situation), chosen.parameters)
         assert not is_worth(again, chosen)
     assert not messages.out_of_reach(best(rate, service=slow, target=0.1))
+    # While all requests passed through, thousands waited in the server: that shows nothing of one alone.
+    queued = replace(slow, executors=1000, largest_in_flight=1000)
+    assert not messages.out_of_reach(best(rate, service=queued, target=0.01))
 
 
 def test_no_more_are_in_flight_than_are_computed_at_once_or_were_in_force():
