@@ -20,7 +20,7 @@ from carpool_operator.cluster.annotated_policies import AnnotatedPolicies, drop,
 from carpool_operator.cluster.autoscalers import followed
 from carpool_operator.cluster.fleet import KINDS, POLICIES
 from carpool_operator.cluster.kube import MERGE, ApiError, path_of
-from carpool_operator.cluster.merging import difference, without_nulls
+from carpool_operator.cluster.merge_patch import difference, without_nulls
 from carpool_operator.cluster.writing import NotLeading
 from carpool_operator.delivery.publishing import Published, config_map
 from carpool_operator.delivery.releases import Releases, is_standby, release

@@ -9,7 +9,7 @@ from carpool_operator.api.model import Event
 from carpool_operator.api.spec import API_VERSION, KIND, PLURAL, PolicySpec, written
 from carpool_operator.api.status import ANNOTATION_INVALID
 from carpool_operator.cluster.kube import APPLY, FIELD_MANAGER, ApiError, path_of
-from carpool_operator.cluster.merging import without_nulls
+from carpool_operator.cluster.merge_patch import without_nulls
 from carpool_operator.cluster.objects import ANNOTATED
 from carpool_operator.workloads.metadata import Key
 from carpool_operator.workloads.registry import BY_NAME

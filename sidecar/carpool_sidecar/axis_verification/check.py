@@ -19,13 +19,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool_sidecar.axis_verification.samples import Samples, digest_of, part
-from carpool_sidecar.protocols.agreement import Tolerance
+from carpool_sidecar.protocols.answer_comparison import Tolerance
 from carpool_sidecar.protocols.common import Portion, longest
 
 if TYPE_CHECKING:
     from carpool.policy.spec import SequenceAxis
     from carpool_sidecar.axis_verification.samples import Sample, Shelf
-    from carpool_sidecar.protocols.agreement import Difference
+    from carpool_sidecar.protocols.answer_comparison import Difference
     from carpool_sidecar.protocols.common import Message, Parsed, Piece
     from carpool_sidecar.protocols.headers import Facts
 

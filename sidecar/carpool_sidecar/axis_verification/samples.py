@@ -8,11 +8,11 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.agreement import ELEMENTS, disagreement
+from carpool_sidecar.protocols.answer_comparison import ELEMENTS, disagreement
 from carpool_sidecar.protocols.common import Piece, Portion
 
 if TYPE_CHECKING:
-    from carpool_sidecar.protocols.agreement import Difference, Tolerance
+    from carpool_sidecar.protocols.answer_comparison import Difference, Tolerance
     from carpool_sidecar.protocols.common import Message, Parsed
     from carpool_sidecar.protocols.headers import Facts
 

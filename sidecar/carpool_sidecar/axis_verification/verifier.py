@@ -13,7 +13,7 @@ from carpool_sidecar.axis_verification.check import Kind
 from carpool_sidecar.axis_verification.record import REFUTED, Record, Verified
 from carpool_sidecar.axis_verification.samples import MAX_SAMPLE, Sample, Shelf, digest_of, part
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.agreement import ELEMENTS, disagreement
+from carpool_sidecar.protocols.answer_comparison import ELEMENTS, disagreement
 from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows
 
 if TYPE_CHECKING:

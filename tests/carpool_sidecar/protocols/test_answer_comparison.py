@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool_sidecar.protocols.agreement import ELEMENTS, Tolerance, disagreement
+from carpool_sidecar.protocols.answer_comparison import ELEMENTS, Tolerance, disagreement
 from carpool_sidecar.protocols.common import Message
 
 LENGTH = b"inference-header-content-length"

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool_operator.cluster.merging import difference, without_nulls
+from carpool_operator.cluster.merge_patch import difference, without_nulls
 
 plain = st.recursive(
     st.booleans() | st.integers(0, 3) | st.sampled_from("ab"),
