@@ -25,8 +25,9 @@ from carpool.learning import arrivals
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import Objective, for_p99
+from carpool.policy.spec import Objective
 from carpool.simulation.simulator import Device, Simulation, linear
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.twin import flips, tuned
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from carpool.learning import arrivals
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import for_p99
 from carpool.simulation.outcome import Setting
 from carpool.simulation.simulator import Arrival, Device, Simulation, linear
 from carpool.tuning.tuner import INTERVAL, Tuner
+from carpool_cli.planning.assumptions import for_p99
 
 FIXED, PER_ROW = 0.005, 0.0005
 SLO = 0.050

@@ -31,8 +31,9 @@ from proof.rows import CARPOOL
 from proof.world import Knowledge
 
 from carpool.learning.latency_model import ServiceTime
-from carpool.policy.spec import Admission, for_p99
+from carpool.policy.spec import Admission
 from carpool.simulation.simulator import Device, Simulation, table
+from carpool_cli.planning.assumptions import for_p99
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

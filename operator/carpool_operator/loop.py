@@ -182,7 +182,7 @@ class Loop:
         if not self._undecided:
             self.progress = p.clock()
         # 1. Policies for annotated workloads
-        selected = select(p.fleet.policies, p.fleet.workloads())
+        selected = select(p.fleet.policies, p.fleet.workloads(), p.fleet.pods_by_target().keys())
         by_hand = assign((each for each in p.fleet.policies if not each.annotated), selected)
         plan = self._annotated.plan(p.fleet.workloads(), p.fleet.policies, p.fleet.namespaces, by_hand)
         for wish in plan.keep:
@@ -260,7 +260,9 @@ class Loop:
         unread = {policy.namespace for policy in policies.values() if policy.spec is None}
         # A workload may be missing only because its kind can't be listed: then a selector selects nothing.
         known = {target: pods for target, pods in scene.pods.items() if self._p.fleet.workload(target) is not None}
-        due = self._releases.due(now, known, scene.owners.keys(), unread)
+        there = {*self._p.maps.keys()}
+        published = [target for target in scene.pods if config_map(target) in there]
+        due = self._releases.due(now, known, scene.owners.keys(), unread, published)
         for pod in [pod for pod in due if backoff.ready(("release", pod.uid), now)][:AT_ONCE]:
             self._start(("release", pod.uid), self._release(pod))
 
@@ -269,7 +271,7 @@ class Loop:
         p, target, key = self._p, pod.target, ("release", pod.uid)
         reading = await p.sources.directly(pod)
         if reading.report is not None and is_standby(reading.report):
-            self._releases.done(pod.uid)
+            self._releases.done(pod.uid, p.clock())
             return
         if self._ending or not self._releases.is_without(target):
             return
@@ -279,14 +281,12 @@ class Loop:
             change = release(target, reading.report.generation, p.wall(), p.signer.announced)
             error = await p.pusher.push(pod, *p.signer.sign(change))
             p.metrics.count("pushes", "refused" if error else "taken")
-        elif not self._releases.had(target):
-            workload = None  # it may never have had a policy: that its pods don't answer is no event then
         if error:
             p.backoff.failed(key, p.clock())
             p.log.warning("a pod whose policy is gone can't be released", extra={"pod": pod.name, "error": error})
         else:
             p.backoff.succeeded(key)
-            self._releases.done(pod.uid)
+            self._releases.done(pod.uid, p.clock())
         if workload is not None:
             p.recorder.record(_about(workload), _released(workload, done=not error), p.wall(), LASTING)
 

@@ -13,8 +13,9 @@ from proof.world import Stretch, arrival_times, play, timeline
 
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import Objective, for_p99
+from carpool.policy.spec import Objective
 from carpool.simulation.outcome import End, Setting
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.twin import tuned
 
 POISSON = next(each for each in suite.load_all() if each.name == "synthetic-1-executor")

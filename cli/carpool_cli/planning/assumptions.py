@@ -56,6 +56,11 @@ NO_TRACE = (
 )
 
 
+def for_p99(target: float, objective: Objective = Objective.BALANCED) -> BatchingPolicy:
+    """Return the policy of somebody who names nothing but a p99 (seconds), and perhaps an objective."""
+    return BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(target))), objective=objective).validate()
+
+
 def slo_policy(
     slo: float,
     *,

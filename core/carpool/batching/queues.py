@@ -199,19 +199,16 @@ class Queue:
             return count * time_of(times, -(-self.rows // count)) if count else 0.0
         rows = self.rows
         if priority is not None and (len(self.classes) > 1 or priority not in self.classes):
-            rows = sum(waiting for level, waiting in self._rows_by_class().items() if level <= priority)
+            if self._class_rows is None:
+                self._class_rows = {
+                    level: sum(request.rows - request.taken for request in waiting)
+                    for level, waiting in self.classes.items()
+                }
+            rows = sum(waiting for level, waiting in self._class_rows.items() if level <= priority)
         cap = self.cap
         full, part = divmod(rows, cap)
         ahead = full * time_of(times, cap) if full else 0.0
         return ahead + time_of(times, part) if part and not joins else ahead
-
-    def _rows_by_class(self) -> dict[int, int]:
-        if self._class_rows is None:
-            self._class_rows = {
-                level: sum(request.rows - request.taken for request in waiting)
-                for level, waiting in self.classes.items()
-            }
-        return self._class_rows
 
     def span(self, request: Request, estimate: Estimate) -> float:
         """Service time of a request alone, in as many batches as it needs."""

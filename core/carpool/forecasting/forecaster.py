@@ -68,11 +68,19 @@ class Situation(Struct, frozen=True):
         return max(round(self.rows), 1)
 
     @property
-    def is_out_of_reach(self) -> bool:
-        """Whether a request takes longer than the SLO even alone, and not as one of many in the server's own queue."""
-        service, rows = self.service, self.usual_rows
+    def alone(self) -> float:
+        """Seconds that the smallest request takes at least; 0: unknown, or measured as one of many in the server."""
+        service = self.service
+        rows = (
+            2 ** [share > 0 for share in self.row_shares].index(True) // 2 + 1 if self.row_shares else self.usual_rows
+        )
         is_known = service.sizes[0] <= rows and service.executors <= self.limits.max_in_flight
-        return is_known and service.lower(rows) > self.target
+        return min(curve.lower(rows) for curve in [each for _, each in service.mix] or [service]) if is_known else 0.0
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether even the smallest request takes longer than the SLO, with no other in front of it."""
+        return self.alone > self.target
 
 
 class Assessment:
@@ -210,11 +218,6 @@ class Assessment:
     def risk(self) -> float:
         """Forecast fraction of misses at the upper confidence of batch latency."""
         return self.forecaster.glance(self.effective, upper=True).miss_fraction
-
-    def risk_within(self, seconds: float) -> float:
-        """Return the same for the first ``seconds`` after an empty queue: a backlog takes time to grow."""
-        count = math.ceil(seconds * self.situation.process.rate)
-        return self.forecaster.glance(self.effective, count=count, upper=True).miss_fraction
 
 
 class Forecaster:

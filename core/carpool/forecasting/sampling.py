@@ -31,17 +31,13 @@ def times(
     Not ``exact``: each list's rate differs by chance, as a tail over many samples has to include that.
     """
     rate, begin = process.rate * factor, 0.0
-    run = _unit(_at_one(process, factor), count * max(parts, 1), 0 if parts else sample, exact)
+    # Scaled to one arrival per unit; bursts last as many seconds.
+    more = {"lasting": process.lasting * rate} if isinstance(process, arrivals.Modulated) else {}
+    run = _unit(replace(process, rate=1.0, **more), count * max(parts, 1), 0 if parts else sample, exact)
     if parts:
         begin = run[sample * count - 1] if sample else 0.0
         run = run[sample * count : (sample + 1) * count]
     return [(time - begin) / rate for time in run]
-
-
-def _at_one(process: arrivals.Fitted, factor: float) -> arrivals.Fitted:
-    """Return the process at ``factor`` times its load, scaled to one arrival per unit; bursts last as many seconds."""
-    more = {"lasting": process.lasting * process.rate * factor} if isinstance(process, arrivals.Modulated) else {}
-    return replace(process, rate=1.0, **more)
 
 
 @lru_cache(maxsize=32)

@@ -448,7 +448,7 @@ class LatencyLearner:
             if (curve := self._fit(self._of(bucket, self._settled))) is not None
         }
         batches = sum(s.batches for s in fresh if not s.executors)
-        samples, ratios, clear = [], [], []
+        samples, ratios, clear, off = [], [], [], set()
         total = foreseen = 0.0
         for s in fresh:
             samples.append(s)
@@ -464,6 +464,8 @@ class LatencyLearner:
                 low = curve.lower(curve.sizes[index - 1]) if index else 0.0
                 high = curve.upper(curve.sizes[index] if index < len(curve.sizes) else s.rows)
                 doubtless = seen / high if seen > high else seen / low if seen < low else 1.0
+                if max(ratio, 1 / ratio) > _CLEARLY:
+                    off.add((s.bucket, index))
             ratios.append((ratio, s.batches))
             clear.append((doubtless, s.batches))
             total += s.busy
@@ -472,6 +474,8 @@ class LatencyLearner:
                 # Too few of a kind to distinguish a stall from the model, and enough to bend the curve: not learned
                 # from. If the model did become that slow, the ratios show it.
                 samples.pop()
+        # A step explains times between two sizes that are neighbours, and not those elsewhere too.
+        clear = ratios if len(off) > 1 else clear
         if not ratios:
             return _Interval(seconds, samples, batches, 1.0, 1.0)
         return _Interval(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from carpool.learning.arrivals import Fitted, Poisson, WindowCounts, fitted
+from carpool.learning.arrivals import CORRELATED, Fitted, Poisson, WindowCounts, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -52,9 +52,6 @@ ANOTHER_SPREAD = 2.0
 
 ENOUGH_WINDOWS = 50
 """Windows (5 s) from which their dispersion is used."""
-
-ALIKE = 1.3
-"""Factor between dispersions of fitted processes up to which they are one: chance may be fitted by a CV of 0.98."""
 
 THIN = 0.25
 """Arrivals per window (2.5 a second) below which a dispersion is neither measured nor kept: it was another load's."""
@@ -105,8 +102,9 @@ class Load:
 
     @property
     def error(self) -> float:
-        """Relative standard error of the rate, of independent callers."""
-        return 1 / math.sqrt(max(self._evidence, _arrivals(self._intervals), 1))
+        """Relative standard error of the rate, of independent callers, up to ``MEMORY`` after a jump; later 0."""
+        lasted = sum(interval.lasted for interval in self._intervals)
+        return 1 / math.sqrt(max(self._evidence, _arrivals(self._intervals), 1)) if lasted < MEMORY else 0.0
 
     @property
     def measured(self) -> Fitted | None:
@@ -247,8 +245,9 @@ class Load:
             # There are never many long intervals; then their windows are the evidence.
             self._dispersion = max(windows.dispersion, 1.0)
         self.process = self._process(rate, evidence) if rate > 0 else None
+        # Chance is fitted by a Poisson process or, now and then, by gaps of a CV of 0.98.
         low, high = sorted(one.dispersion if one is not None else 0.0 for one in (self.process, before))
-        changed = self.process != before and (report or high > ALIKE * low)
+        changed = self.process != before and (report or high > CORRELATED * low)
         if changed:
             self._reported = self.rate
         return changed

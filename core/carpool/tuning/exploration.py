@@ -10,7 +10,7 @@ uncertainty: Lai and Robbins 1985; limited by savings: Wu et al., "Conservative 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -204,7 +204,9 @@ class Exploration:
             # A backlog fills its batches, and then it ends: six of 0.2 s lose the requests of 1.2 s at most.
             lasts = min(batches_needed(service) * service.upper(point.max_batch), LASTS)
             return more or (one.lost_ahead - best.lost_ahead) * lasts <= LOSES
-        risk = min(one.risk, one.risk_within(EXPOSED)) if more else one.risk
+        # In the first ``EXPOSED`` seconds after an empty queue fewer are late: a backlog takes time to grow.
+        count = ceil(EXPOSED * situation.process.rate) if more else 0
+        risk = min(one.risk, forecaster.glance(one.effective, count=count, upper=True).miss_fraction)
         return risk <= situation.budget or risk * EXPOSED * situation.process.rate <= SPENDS * self.spare
 
 

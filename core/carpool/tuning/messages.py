@@ -105,7 +105,7 @@ def out_of_reach(one: Assessment) -> str:
     """Return why no request can be in time; ``""``: it can."""
     if one.holds_now or not one.situation.is_out_of_reach:
         return ""
-    alone = format_seconds(_rounded(one.situation.service.time(one.situation.usual_rows)))
+    alone = format_seconds(_rounded(one.situation.alone))
     return f"one request alone takes {alone}, longer than the SLO: raise it; until then none is held"
 
 

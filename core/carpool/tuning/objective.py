@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 SLACK = 0.02
 """Utilization beyond the target that the setting in force may have: a hysteresis, so that a load at the edge does not
-change settings back and forth. More while the rate is known less well: after a jump there are few arrivals to go by."""
+change settings back and forth. After a jump, while there are few arrivals to go by, it is up to three times as much."""
 
 FASTER = 0.05
 """Relative gain of latency for which settings are changed."""
@@ -83,13 +83,18 @@ class Aim(Struct, frozen=True):
     others: float = 0.0
     """Share of time in which only other models behind this sidecar use the device."""
     slack: float = SLACK
-    """Utilization beyond the target that the setting in force may have."""
 
     @classmethod
     def of(cls, policy: BatchingPolicy, others: float = 0.0, error: float = 0.0) -> Self:
         """Return a policy's aim; ``error``: relative standard error of the rate."""
         target = policy.target_utilization_percent / 100 if policy.objective is Objective.BALANCED else 1.0
-        return cls(policy.objective, target, policy.device_share_percent / 100, others, max(SLACK, error * target))
+        return cls(
+            policy.objective,
+            target,
+            policy.device_share_percent / 100,
+            others,
+            min(max(SLACK, error * target), 3 * SLACK),
+        )
 
     @property
     def is_for_latency(self) -> bool:
@@ -272,7 +277,7 @@ def _fastest(
     ``None``: no setting keeps both.
     """
     best = fastest_batching(forecaster, aim, efficient, current, sizes, avoid)
-    slack = aim.slack if current.pass_through else 0.0
+    slack = SLACK if current.pass_through else 0.0
     if mode is PassThroughMode.NEVER or forecaster.single_load() > PASSING_LOAD + 2 * slack:
         return best
     situation, service = forecaster.situation, forecaster.situation.service

@@ -69,10 +69,13 @@ def _if_given(path: str, then: str, otherwise: str = "true") -> str:
     return f"({_has(path)} ? {then} : {otherwise})"
 
 
-def _with_due(text: str, otherwise: str) -> str:
-    """Replace the braces of an expression by the SLO's due time: the highest percentile given, else that of ttft."""
+def _with_due(text: str, otherwise: str, *, lowest: bool = False) -> str:
+    """Replace the braces of an expression by the SLO's due time: the highest percentile given, else that of ttft.
+
+    ``lowest``: the lowest percentile instead.
+    """
     whole = _if_given("self.slo.ttft.p99", text.format("self.slo.ttft.p99"), otherwise)
-    for name in PERCENTILES:
+    for name in sorted(PERCENTILES, reverse=True) if lowest else PERCENTILES:
         whole = _if_given(f"self.slo.latency.{name}", text.format(f"self.slo.latency.{name}"), whole)
     return whole
 
@@ -111,10 +114,18 @@ def _below_slo(end: str) -> list[Rule]:
 
 
 def _timeout() -> Rule:
-    """Return the rule that no request is refused before it is late by the SLO."""
+    """Return the rule that requests in time are not refused.
+
+    Only for new objects: readers accept it, so that an upgrade stops no policy that was applied before.
+    """
     timeout = "self.admission.timeout"
-    holds = _if_given(timeout, _with_due(f"duration({timeout}) >= duration({{}})", "true"))
-    return Rule(holds, ".admission.timeout", "{} is shorter than the SLO of {}: raise it or drop it", (timeout, _DUE))
+    holds = _if_given(timeout, _with_due(f"duration({timeout}) >= duration({{}})", "true", lowest=True))
+    return Rule(
+        holds,
+        ".admission.timeout",
+        "{} is shorter than the SLO of {}: raise it or drop it",
+        (timeout, _with_due("{}", "''", lowest=True)),
+    )
 
 
 def _of_models(holds: str, message: str) -> Rule:

@@ -1,11 +1,12 @@
 """Pods whose policy is gone: they return to the state of a sidecar that has not had one.
 
-By state, as everything that the leader does: a pod without a policy is read once, and gets a last document if it runs
-one. So a restart of the operator between the deletion and the document loses nothing.
+Only pods of targets that had a policy: it was seen, or its document is still published, so that a deletion while no
+operator runs is found. Others may tune themselves by a policy of their own.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.exchange.change import Change
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from carpool.exchange.report import Report
     from carpool_operator.api.model import Pod, Target
 
+AGAIN = 120.0
+"""Seconds after which a released pod is read once more: a container that restarts may still have mounted a document."""
+
 GRACE = 10.0
 """Seconds that a target has to be without a policy. One that is replaced, or follows annotations, is back sooner."""
 
@@ -29,41 +33,44 @@ class Releases:
         self._since: dict[Target, float] = {}
         """Targets without a policy, and since when."""
         self._had: set[Target] = set()
-        """Targets that had a policy in this life of the operator."""
-        self._done: set[str] = set()
-        """UIDs of pods without a policy that run none."""
+        """Targets that have or had a policy."""
+        self._done: dict[str, float] = {}
+        """By UID of a pod that runs no policy: when it is read again."""
 
     def due(
-        self, now: float, pods: Mapping[Target, Sequence[Pod]], owned: Collection[Target], unread: Collection[str]
+        self,
+        now: float,
+        pods: Mapping[Target, Sequence[Pod]],
+        owned: Collection[Target],
+        unread: Collection[str],
+        published: Collection[Target] = (),
     ) -> list[Pod]:
         """Return the pods to release.
 
-        ``owned``: targets that have a policy. ``unread``: namespaces with a policy that can't be read. It may be that
-        of any target there, so nothing there is released.
+        ``owned``: targets that have a policy; ``published``: those that have a document. ``unread``: namespaces with a
+        policy that can't be read. It may be that of any target there, so nothing there is released.
         """
-        self._had = (self._had | set(owned)) & pods.keys()
-        without = [target for target in pods if target not in owned and target.namespace not in unread]
+        self._had.update(owned, published)
+        gone = self._had - {*owned}
+        without = [target for target in gone if target in pods and target.namespace not in unread]
         self._since = {target: self._since.get(target, now) for target in without}
-        self._done &= {pod.uid for target in without for pod in pods[target]}
+        alive = {pod.uid for target in without for pod in pods[target]}
+        self._done = {uid: again for uid, again in self._done.items() if uid in alive}
         return [
             pod
             for target, since in self._since.items()
             if now - since >= GRACE
             for pod in pods[target]
-            if pod.ip and not pod.deleting and pod.uid not in self._done
+            if pod.ip and not pod.deleting and self._done.get(pod.uid, now) <= now
         ]
 
     def is_without(self, target: Target) -> bool:
         """Whether a target has had no policy since the last pass."""
         return target in self._since
 
-    def had(self, target: Target) -> bool:
-        """Whether a target had a policy in this life of the operator."""
-        return target in self._had
-
-    def done(self, uid: str) -> None:
+    def done(self, uid: str, now: float) -> None:
         """Record that a pod runs no policy."""
-        self._done.add(uid)
+        self._done[uid] = inf if uid in self._done else now + AGAIN
 
 
 def is_standby(report: Report) -> bool:

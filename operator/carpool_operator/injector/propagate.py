@@ -22,10 +22,11 @@ def asks(workload: Json) -> bool:
     return names.asks(annotations_of(workload))
 
 
-def propagate(kind: Kind, workload: Json) -> Json:
-    """Return the workload as it should be: the same object if nothing changes.
+def propagate(kind: Kind, workload: Json, before: Json | None = None) -> Json:
+    """Return the workload as it should be: the same object if nothing changes. ``before``: as it is in the cluster.
 
-    Pods roll for their sidecars once an annotation that asks for them is valid.
+    Pods roll for their sidecars once an annotation that asks for them is valid. If they have them already, they keep
+    them: who replaces the whole object does not write the template's annotation.
     Users' annotations in the template stay; only the value added at admission is removed.
     """
     path = kind.template(workload)
@@ -33,7 +34,8 @@ def propagate(kind: Kind, workload: Json) -> Json:
         return workload
     there = (at(workload, path) or {}).get(names.INJECT)
     if asks(workload):
-        valid = names.asks_validly(annotations_of(workload))
+        had = before is not None and (at(before, path) or {}).get(names.INJECT) == names.PROPAGATED
+        valid = had or names.asks_validly(annotations_of(workload))
         if there is not None or not valid or _is_injected(kind.pod(workload)):
             return workload
         changed = copy.deepcopy(workload)

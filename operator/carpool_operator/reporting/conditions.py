@@ -336,6 +336,8 @@ def slo_met(steerings: Sequence[Steering], policy: Policy, spec: PolicySpec, bef
         if alone:
             slow = [f"{name}: {alone_too_slow(takes)}" for name, takes in sorted(alone.items())]
             advice = f"{names(slow)}. More replicas do not help there: raise {lower}, or use a faster model or device"
+            if len(alone) < len(missed):
+                advice += ". For the others, add replicas"
         return Finding(
             FALSE,
             "Missed",

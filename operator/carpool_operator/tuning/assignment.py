@@ -9,7 +9,7 @@ from carpool_operator.api.model import Policy, Target
 from carpool_operator.api.spec import MAX_SELECTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from carpool_operator.api.model import Workload
     from carpool_operator.api.spec import PolicySpec
@@ -20,18 +20,20 @@ def named(namespace: str, spec: PolicySpec) -> list[Target]:
     return [Target(namespace, str(ref.kind), ref.name) for ref in spec.target_refs]
 
 
-def select(policies: Iterable[Policy], workloads: Iterable[Workload]) -> dict[str, list[Target]]:
+def select(
+    policies: Iterable[Policy], workloads: Iterable[Workload], injected: Collection[Target] = ()
+) -> dict[str, list[Target]]:
     """Return the workloads that policies select by label, by the policy's UID, in the order of their names.
 
-    Those that opted out of sidecars are left out: a policy that selects the others is complete without them. Of more
-    than ``MAX_SELECTED``, the first ones are used.
+    Those that opted out of sidecars are left out, once no pod of theirs has one (``injected``: those whose pods have).
+    A policy that selects the others is complete without them. Of more than ``MAX_SELECTED``, the first ones are used.
     """
     selecting = [each for each in policies if each.spec is not None and each.spec.target_selector is not None]
     if not selecting:
         return {}
     by_namespace: dict[str, list[Workload]] = {}
     for workload in workloads:
-        if not _opts_out(workload):
+        if not _opts_out(workload) or workload.target in injected:
             by_namespace.setdefault(workload.target.namespace, []).append(workload)
     return {
         policy.uid: sorted(

@@ -206,7 +206,7 @@ class Learned:
         if current is None or not (situation := current.situation).is_out_of_reach:
             return None
         # Two digits: a status changes with this text.
-        return Duration(whole_microseconds(float(f"{situation.service.time(situation.usual_rows):.2g}")))
+        return Duration(whole_microseconds(float(f"{situation.alone:.2g}")))
 
     def observed(self) -> Figures | None:
         """Return the recent figures; ``None`` without requests."""

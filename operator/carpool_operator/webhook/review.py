@@ -45,7 +45,7 @@ def judge(request: Json, settings: Settings, drain_key: str, *, around: Surround
     thing, namespace = request["object"], request.get("namespace", "")
     kind = registry.BY_NAME.get(request["kind"]["kind"])
     if kind is not None:
-        return _workload(kind, thing, namespace, settings, around)
+        return _workload(kind, thing, request.get("oldObject"), namespace, settings, around)
     metadata = thing["metadata"]
     of = f"pod {namespace}/{metadata.get('name') or metadata.get('generateName', '')}"
     decision = decide(thing, target_of(thing, namespace), settings, around=around)
@@ -79,9 +79,11 @@ def _fits(thing: Json) -> bool:
     )
 
 
-def _workload(kind: Kind, workload: Json, namespace: str, settings: Settings, around: Surroundings) -> Answer:
+def _workload(
+    kind: Kind, workload: Json, before: Json | None, namespace: str, settings: Settings, around: Surroundings
+) -> Answer:
     name = workload["metadata"].get("name") or workload["metadata"].get("generateName", "")
-    changed = propagate(kind, workload)
+    changed = propagate(kind, workload, before)
     template = kind.pod(changed)
     # Warn the user at once with the message that the operator and the pods will report.
     problems = [

@@ -51,12 +51,14 @@ class _Kind(Struct):
     kind: str
 
 
-class _Question(Struct):
-    """The part of a review that is read; the object before an update is ignored."""
+class _Question(Struct, rename="camel"):
+    """The part of a review that is read."""
 
     uid: str
     kind: _Kind
     object: msgspec.Raw
+    old_object: msgspec.Raw = msgspec.Raw(b"null")
+    """Before an update."""
     namespace: str = ""
 
 
@@ -169,6 +171,8 @@ class Injector:
             around = await self._around(asked.namespace)
             question["object"] = msgspec.json.decode(asked.object)
             _ = question["object"]["metadata"]
+            if kind != "Pod" and memoryview(asked.old_object).nbytes <= MAX_OBJECT:
+                question["oldObject"] = msgspec.json.decode(asked.old_object)
             answer = self._answer(question, around)
         self.reviews.labels(kind, answer.result).inc()
         text = msgspec.json.encode(respond(question, answer))

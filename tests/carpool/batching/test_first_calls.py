@@ -12,8 +12,9 @@ from carpool.batching.first_calls import FirstCalls
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import Objective, Tuning, TuningMode, for_p99
+from carpool.policy.spec import Objective, Tuning, TuningMode
 from carpool.simulation.simulator import Device, Simulation, linear
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.twin import tuned
 
 SECONDS = 15.0

@@ -16,9 +16,10 @@ from carpool.learning.arrivals import Poisson, until
 from carpool.learning.batchable_share import MOST_GROUPS, NONE, Sharing, explained, groups, pays_to_hold
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective, for_p99
+from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective
 from carpool.simulation.simulator import Arrival, Device, Simulation, linear
 from carpool.tuning.tuner import Tuner
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.twin import Pilot, tuned
 
 WAIT = 0.25

@@ -7,7 +7,7 @@ from carpool.exchange.change import Change, Ticket, encode, read_change
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError, from_plain
-from carpool.policy.spec import for_p99
+from carpool_cli.planning.assumptions import for_p99
 
 CHANGE = Change(
     target="default/Deployment/resnet",

@@ -26,8 +26,8 @@ from carpool.policy.spec import (
     PassThrough,
     SequenceAxis,
     Tuning,
-    for_p99,
 )
+from carpool_cli.planning.assumptions import for_p99
 
 SPEC = {
     "slo": {"latency": {"p99": "50ms"}},

@@ -15,16 +15,7 @@ from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import (
-    SLO,
-    BatchingPolicy,
-    Bounds,
-    IntRange,
-    Latency,
-    Objective,
-    PassThroughMode,
-    for_p99,
-)
+from carpool.policy.spec import SLO, BatchingPolicy, Bounds, IntRange, Latency, Objective, PassThroughMode
 from carpool.simulation.simulator import Device
 from carpool.tuning.exploration import (
     BATCHES,
@@ -41,6 +32,7 @@ from carpool.tuning.exploration import (
     to_measure,
 )
 from carpool.tuning.objective import Aim, choose
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.twin import flips, tuned
 
 TILES = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0232)

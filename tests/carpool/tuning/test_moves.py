@@ -8,11 +8,12 @@ from carpool.exchange.decision import Reason
 from carpool.forecasting.forecaster import Forecaster
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
-from carpool.policy.spec import Objective, PassThroughMode, RiskierStep, Tuning, TuningMode, for_p99
+from carpool.policy.spec import Objective, PassThroughMode, RiskierStep, Tuning, TuningMode
 from carpool.tuning.history import History
 from carpool.tuning.moves import WORTH, Scene, is_faster, is_gain, is_worth, move, toward
 from carpool.tuning.objective import LEAST, Aim, Choice, choose, is_better
 from carpool.tuning.requirements import Requirements
+from carpool_cli.planning.assumptions import for_p99
 
 
 def assessed(rate, *sizes, **changes):

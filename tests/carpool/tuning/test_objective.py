@@ -17,11 +17,12 @@ from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError, from_plain
-from carpool.policy.spec import BatchingPolicy, Objective, PassThrough, PassThroughMode, Tuning, TuningMode, for_p99
+from carpool.policy.spec import BatchingPolicy, Objective, PassThrough, PassThroughMode, Tuning, TuningMode
 from carpool.simulation.outcome import End
 from carpool.simulation.simulator import Device, Simulation, linear
 from carpool.tuning.objective import Aim, choose, passing
 from carpool.tuning.tuner import INTERVAL, Tuner
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.twin import Pilot, flips, tuned
 
 GPU = Device(linear(0.001, 0.0004))

@@ -9,11 +9,12 @@ from carpool.forecasting import capacity as searching
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import Objective, Tuning, TuningMode, for_p99
+from carpool.policy.spec import Objective, Tuning, TuningMode
 from carpool.simulation.simulator import Device, Simulation, table
 from carpool.tuning import plan
 from carpool.tuning.tuner import INTERVAL, Tuner
 from carpool_cli.planning import replica
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.recommending import recommend
 from carpool_cli.planning.savings import Stretch, savings
 from carpool_cli.planning.twin import Pilot

@@ -5,9 +5,10 @@ from msgspec.structs import replace
 
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import SLO, BatchingPolicy, Latency, Tuning, TuningMode, for_p99
+from carpool.policy.spec import SLO, BatchingPolicy, Latency, Tuning, TuningMode
 from carpool.tuning.requirements import Requirements
 from carpool.tuning.tuner import Tuner
+from carpool_cli.planning.assumptions import for_p99
 
 
 def test_the_highest_percentile_leads_and_the_others_have_to_be_met_too():

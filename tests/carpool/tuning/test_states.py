@@ -9,9 +9,10 @@ from examples import parameters
 from msgspec.structs import replace
 
 from carpool.exchange.decision import State
-from carpool.policy.spec import Admission, ShedAt, Tuning, TuningMode, for_p99
+from carpool.policy.spec import Admission, ShedAt, Tuning, TuningMode
 from carpool.tuning.requirements import Requirements
 from carpool.tuning.states import state_of
+from carpool_cli.planning.assumptions import for_p99
 
 POLICY = for_p99(0.05)
 

@@ -26,12 +26,12 @@ from carpool.policy.spec import (
     ShedAt,
     Tuning,
     TuningMode,
-    for_p99,
 )
 from carpool.simulation.simulator import Device, Noise, Simulation, linear
 from carpool.tuning.objective import LEAVE_PASS_THROUGH
 from carpool.tuning.plan import Plan
 from carpool.tuning.tuner import INTERVAL, Tuner
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.twin import Pilot, flips, tuned
 
 GPU = Device(times=linear(0.005, 0.0005))

@@ -22,11 +22,11 @@ from carpool.policy.spec import (
     PassThroughMode,
     Tuning,
     TuningMode,
-    for_p99,
 )
 from carpool.simulation.simulator import Device, linear
 from carpool.tuning.guards import TIGHTER
 from carpool.tuning.tuner import Tuner
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.twin import flips, tuned
 
 GPU = Device(times=linear(0.005, 0.0005))

@@ -9,11 +9,11 @@ import pytest
 from carpool.exchange.report import Stalls
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import for_p99
 from carpool_cli.commands.savings import of_running
 from carpool_cli.live import admin_client, running
 from carpool_cli.live.running import Running
 from carpool_cli.planning import history, prometheus
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.savings import Counted, Stretch, situation_of
 
 

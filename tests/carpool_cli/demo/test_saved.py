@@ -9,12 +9,12 @@ from carpool.exchange.report import Stalls
 from carpool.learning.arrivals import Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import for_p99
 from carpool.simulation.simulator import Device, Simulation, table
 from carpool_cli.demo.observed import Choice, Count
 from carpool_cli.demo.saved import compare, compared
 from carpool_cli.live import running
 from carpool_cli.live.running import Running
+from carpool_cli.planning.assumptions import for_p99
 
 CURVE = replace(ServiceTime.measured({1: 0.0055, 16: 0.013}), largest_in_flight=2)
 ZERO = Parameters(max_batch=16)

@@ -11,9 +11,10 @@ from carpool.batching.counters import ModelStats, Stats
 from carpool.exchange.report import Alone, Lane, ModelEntry, Queue, Report
 from carpool.exchange.token_streams import GateState, TokenStreams
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import Axis, BatchingPolicy, Model, Tuning, TuningMode, for_p99
+from carpool.policy.spec import Axis, BatchingPolicy, Model, Tuning, TuningMode
 from carpool_cli.live import running
 from carpool_cli.live.admin_client import AdminError, Decided, Explained, Explanation
+from carpool_cli.planning.assumptions import for_p99
 
 # Sizes 1 to 24, fifty batches each: batch latency 5 + 0.5 b ms, without noise.
 CELLS = [(0, b, 1, 0, 50, 50 * (0.005 + 0.0005 * b), 50 * (0.005 + 0.0005 * b) ** 2) for b in range(1, 25)]

@@ -6,9 +6,10 @@ from msgspec.structs import replace
 from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.learning.arrivals import Poisson
 from carpool.learning.latency_model import ServiceTime
-from carpool.policy.spec import Objective, for_p99
+from carpool.policy.spec import Objective
 from carpool.simulation.simulator import Simulation
 from carpool_cli.planning import assumptions
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.recommending import best_for, highest_load, recommend
 from carpool_cli.profiling.device_profile import DeviceProfile
 

@@ -10,7 +10,7 @@ from carpool.learning.arrivals import Gamma, Poisson
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import for_p99
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.replaying import How, Replay, load
 
 EVEN = [(50.0 + 0.01 * i, 1) for i in range(1001)]

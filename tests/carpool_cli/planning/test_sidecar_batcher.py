@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import Tuning, TuningMode, Verification, VerificationMode, for_p99
+from carpool.policy.spec import Tuning, TuningMode, Verification, VerificationMode
 from carpool.simulation.outcome import End
 from carpool.simulation.simulator import Device, Simulation, linear
 from carpool.tuning.tuner import INTERVAL, Tuner
 from carpool_cli.planning import assumptions
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.sidecar_batcher import SidecarBatcher
 from carpool_cli.planning.twin import Sidecars, tuned
 from carpool_sidecar.axis_verification.delays import DELAYED_SHARE, FIRST_DELAYED

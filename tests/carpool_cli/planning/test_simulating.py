@@ -5,8 +5,8 @@ import pytest
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import for_p99
 from carpool.simulation.simulator import Device, linear
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.simulating import Twin, distinct, show
 
 EVEN = [0.01 * i for i in range(500)]

@@ -22,11 +22,11 @@ from carpool.policy.spec import (
     Objective,
     PassThroughMode,
     ShedAt,
-    for_p99,
 )
 from carpool.simulation.simulator import Device, Simulation, linear
 from carpool.tuning.objective import Aim, choose
 from carpool_cli.live.running import Running, learned
+from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.recommending import recommend
 from carpool_cli.planning.replaying import How, load
 from carpool_cli.planning.what_if import Asked, _promising, what_if

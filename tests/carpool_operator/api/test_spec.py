@@ -90,11 +90,6 @@ def test_of_a_target_its_name_is_enough():
         (spec(slo={"latency": {}}), "spec.slo.latency", "at least one"),
         (spec(models=[{"name": str(i)} for i in range(MAX_MODELS + 1)]), "spec.models", "at most 64"),
         (spec(bounds={"maxWait": {"max": "60ms"}}), "spec.bounds.maxWait.max", "not below the SLO"),
-        (
-            spec(admission={"timeout": "49ms"}),
-            "spec.admission.timeout",
-            "49ms is shorter than the SLO of 50ms: raise it",
-        ),
         (spec(metrics={"staleAfter": "0s"}), "spec.metrics.staleAfter", "longer than 0s"),
         (spec(metrics={"source": "Prometheus"}), "spec.metrics.prometheus", "name its url"),
         (spec(metrics={"prometheus": {"url": "http://x"}}), "spec.metrics.prometheus", "source Prometheus"),

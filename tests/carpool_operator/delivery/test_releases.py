@@ -10,7 +10,7 @@ from carpool.policy.parameters import Parameters
 from carpool_operator.api.injection import STANDBY
 from carpool_operator.api.model import Target
 from carpool_operator.cluster.objects import RawPod
-from carpool_operator.delivery.releases import Releases, is_standby, release
+from carpool_operator.delivery.releases import AGAIN, Releases, is_standby, release
 
 WEB = Target("ns", "Deployment", "web")
 
@@ -36,7 +36,6 @@ def test_pods_are_due_once_their_target_has_had_no_policy_for_a_while():
     assert not releases.due(15.0, pods(), set(), set())
     assert [each.name for each in releases.due(16.0, pods(), set(), set())] == ["web-1"]
     assert releases.is_without(WEB)
-    assert releases.had(WEB)
 
 
 def test_released_pods_and_those_that_end_or_have_no_address_are_not_due():
@@ -44,18 +43,38 @@ def test_released_pods_and_those_that_end_or_have_no_address_are_not_due():
     deleting = pod("web-2")
     deleting["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
     there = pods(pod(), deleting, pod("web-3", ip=""))
-    releases.due(0.0, there, set(), set())
+    releases.due(0.0, there, set(), set(), [WEB])
     (due,) = releases.due(20.0, there, set(), set())
-    releases.done(due.uid)
+    releases.done(due.uid, 20.0)
     assert not releases.due(22.0, there, set(), set())
     releases.due(24.0, there, {WEB}, set())  # the policy is back, and goes again
     releases.due(26.0, there, set(), set())
     assert releases.due(40.0, there, set(), set()) == [due]
 
 
+def test_a_released_pod_is_read_once_more():
+    # Its container may have restarted while the document was still mounted.
+    releases = Releases()
+    releases.due(0.0, pods(), {WEB}, set())
+    releases.due(2.0, pods(), set(), set())
+    (due,) = releases.due(20.0, pods(), set(), set())
+    releases.done(due.uid, 20.0)
+    assert not releases.due(20.0 + AGAIN - 1, pods(), set(), set())
+    assert releases.due(20.0 + AGAIN, pods(), set(), set()) == [due]
+    releases.done(due.uid, 20.0 + AGAIN)
+    assert not releases.due(1e6, pods(), set(), set())
+
+
+def test_pods_that_never_had_a_policy_are_left_alone():
+    # They may have sidecars with a policy of their own.
+    releases = Releases()
+    releases.due(0.0, pods(), set(), set())
+    assert not releases.due(100.0, pods(), set(), set())
+
+
 def test_in_a_namespace_with_an_unreadable_policy_nothing_is_due():
     releases = Releases()
-    releases.due(0.0, pods(), set(), {"ns"})
+    releases.due(0.0, pods(), {WEB}, {"ns"})
     assert not releases.due(100.0, pods(), set(), {"ns"})
     assert not releases.is_without(WEB)
 

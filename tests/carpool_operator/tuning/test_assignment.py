@@ -136,3 +136,6 @@ def test_a_selector_leaves_out_what_opted_out_and_a_name_does_not():
     found = select([selecting()], workloads)
     assert [each.name for each in found["uid-resnet"]] == ["c", "d"], "d has a sidecar that carpool inject wrote"
     assert targets_of("vision", spec(names=("a",))) == [out.target]
+    # Until their last pod with a sidecar is gone, they carry traffic: nothing of theirs changes.
+    found = select([selecting()], workloads, [out.target])
+    assert [each.name for each in found["uid-resnet"]] == ["a", "c", "d"]

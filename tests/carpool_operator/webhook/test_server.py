@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import io
 import json
 import ssl
@@ -156,6 +157,21 @@ async def test_pods_roll_once_an_annotation_that_asks_for_a_sidecar_is_valid(own
     assert ("patch" in response) == rolls
     assert response["warnings"]
     assert "patch" not in later  # a value that becomes invalid takes nothing out
+
+
+async def test_who_replaces_a_whole_workload_takes_no_sidecar_out_by_a_typo():
+    # Manifests in Git never have the annotation that the webhook writes.
+    template = {"metadata": {}, "spec": {"containers": [{"name": "server", "ports": [{"containerPort": 9000}]}]}}
+    annotations = {"carpool.dev/slo-p99": "50"}
+    new = {"metadata": {"name": "resnet", "annotations": annotations}, "spec": {"template": template}}
+    old = copy.deepcopy(new)
+    old["spec"]["template"]["metadata"]["annotations"] = {"carpool.dev/inject": "deployment"}
+    async with client(Injector(SETTINGS)) as (post, _):
+        body = review(new, "Deployment")
+        body["request"]["oldObject"] = old
+        response = json.loads((await post(body))[1])["response"]
+    (patched,) = json.loads(b64decode(response["patch"]))
+    assert "deployment" in json.dumps(patched["value"])
 
 
 @pytest.mark.parametrize("target", [None, Target("models", "Deployment", "resnet")])

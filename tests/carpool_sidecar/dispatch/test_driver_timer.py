@@ -11,7 +11,8 @@ from carpool.batching.batcher import Batcher
 from carpool.batching.requests import Estimate
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import Axis, Model, for_p99
+from carpool.policy.spec import Axis, Model
+from carpool_cli.planning.assumptions import for_p99
 from carpool_sidecar.dispatch.alarm import RESOLUTION
 from carpool_sidecar.dispatch.driver import Driver
 from carpool_sidecar.http1.fields import FieldLines

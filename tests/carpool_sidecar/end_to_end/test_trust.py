@@ -13,7 +13,7 @@ from carpool.batching.counters import LATE
 from carpool.exchange.change import Change, Ticket, encode
 from carpool.exchange.report import decode
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import for_p99
+from carpool_cli.planning.assumptions import for_p99
 from carpool_sidecar.admin.changes import BODY, SIGNATURE
 from carpool_sidecar.tuning import control
 

@@ -8,7 +8,7 @@ from carpool.exchange.decision import Decision, Forecasted, Observation, Reason
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import to_plain
-from carpool.policy.spec import for_p99
+from carpool_cli.planning.assumptions import for_p99
 from carpool_sidecar.frames import LENGTH
 from carpool_sidecar.tuning.messages import (
     Answered,

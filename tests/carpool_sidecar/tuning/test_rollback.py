@@ -8,7 +8,7 @@ from carpool.batching.batcher import Batcher
 from carpool.batching.counters import FAILED, LATE
 from carpool.batching.requests import Refused
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import for_p99
+from carpool_cli.planning.assumptions import for_p99
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.tuning.rollback import Rollback
 

@@ -14,7 +14,7 @@ from carpool.exchange.decision import Decision, Observation, Reason
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import to_plain
-from carpool.policy.spec import for_p99
+from carpool_cli.planning.assumptions import for_p99
 from carpool_sidecar import child_process
 from carpool_sidecar.tuning import tuner_link
 from carpool_sidecar.tuning.messages import Answered, Decided, Observations, Observed, Setup, frame

@@ -13,8 +13,9 @@ from carpool.exchange.decision import Observation
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import to_plain
-from carpool.policy.spec import BatchingPolicy, Tuning, TuningMode, for_p99
+from carpool.policy.spec import BatchingPolicy, Tuning, TuningMode
 from carpool.tuning.tuner import Tuner
+from carpool_cli.planning.assumptions import for_p99
 from carpool_sidecar.frames import LENGTH
 from carpool_sidecar.tuning import tuner_process
 from carpool_sidecar.tuning.messages import (
