@@ -260,18 +260,19 @@ class Job:
             except TargetError as error:
                 if error.input_fault or (attempt == self._retries and error.record):
                     raise
-                if is_alive:
+                if is_alive and error.no_answer:
                     raise TargetError(str(error), input_fault=True) from None
-                if attempt == self._retries:
-                    # A row may make the server hang up. If it answers others, one more try shows whether it came back.
-                    is_alive = self._isolates and self._answers_others(items)
-                    if not is_alive:
-                        raise Stopped(str(error)) from None
-                    continue
+                is_last = attempt >= self._retries
+                if is_alive or (is_last and not (self._isolates and error.no_answer)):
+                    raise Stopped(str(error)) from None
                 seconds = max(2.0**attempt, error.retry_after)
                 attempt += 1
                 self._waits(f"{error}; sent again in {format_seconds(seconds)}")
                 if self._stopping.wait(seconds):
+                    raise Stopped(str(error)) from None
+                # A row may make the server hang up, or crash. If it answers others, the next try decides.
+                is_alive = is_last and self._answers_others(items)
+                if is_last and not is_alive:
                     raise Stopped(str(error)) from None
             else:
                 self._good = items[-1].row

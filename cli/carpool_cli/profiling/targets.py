@@ -32,14 +32,24 @@ if TYPE_CHECKING:
 class TargetError(Exception):
     """A batch without an answer. ``input_fault``: the model rejected this input, so other rows may succeed.
 
-    ``record``: what is stored if the batch is given up; ``retry_after`` in seconds, from the server.
+    ``record``: what is stored if the batch is given up; ``retry_after`` in seconds, from the server. ``no_answer``: it
+    gave none, which the input may have caused, too.
     """
 
-    def __init__(self, message: str, *, input_fault: bool, record: bytes = b"", retry_after: float = 0.0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        input_fault: bool,
+        record: bytes = b"",
+        retry_after: float = 0.0,
+        no_answer: bool = False,
+    ) -> None:
         super().__init__(message)
         self.input_fault = input_fault
         self.record = record
         self.retry_after = retry_after
+        self.no_answer = no_answer
 
 
 class Target(Protocol):
@@ -132,7 +142,7 @@ class Connections:
         except NO_ANSWER as error:
             connection.close()  # the next request opens it again
             raise TargetError(
-                f"no answer from {self._address}: {error or type(error).__name__}", input_fault=False
+                f"no answer from {self._address}: {error or type(error).__name__}", input_fault=False, no_answer=True
             ) from None
 
     def abandon(self) -> None:

@@ -131,7 +131,7 @@ def work(
 def test_rows_that_make_the_server_hang_up_are_bad_where_it_answers_others(tmp_path, batch):
     def run(rows):
         if {3, 17} & set(rows):
-            raise TargetError("the server closed the connection", input_fault=False)
+            raise TargetError("the server closed the connection", input_fault=False, no_answer=True)
         return rows
 
     answers, job, _, _ = work(tmp_path, run, batch=batch, retries=1, isolates=True)
@@ -144,7 +144,7 @@ def test_a_server_that_comes_back_at_last_loses_no_row(tmp_path):
 
     def run(rows):
         if rows == [5, 6] and next(failures, False):
-            raise TargetError("gone", input_fault=False)
+            raise TargetError("gone", input_fault=False, no_answer=True)
         return rows
 
     answers, job, _, _ = work(tmp_path, run, batch=2, retries=1, isolates=True)
@@ -154,7 +154,7 @@ def test_a_server_that_comes_back_at_last_loses_no_row(tmp_path):
 def test_a_server_that_answers_no_row_any_more_stops_the_job(tmp_path):
     def run(rows):
         if rows[0] > 4:
-            raise TargetError("gone", input_fault=False)
+            raise TargetError("gone", input_fault=False, no_answer=True)
         return rows
 
     gone = []
@@ -163,13 +163,46 @@ def test_a_server_that_answers_no_row_any_more_stops_the_job(tmp_path):
         if rows[0] > 4:
             gone.append(rows)
         if gone:
-            raise TargetError("gone", input_fault=False)
+            raise TargetError("gone", input_fault=False, no_answer=True)
         return rows
 
     with pytest.raises(Stopped, match="gone"):
         work(tmp_path, breaks, batch=2, retries=1, isolates=True)
     with pytest.raises(Stopped, match="gone"):
         work(tmp_path, run, batch=2, retries=1)
+
+
+def test_a_row_that_crashes_the_server_is_found_though_a_restart_takes_time(tmp_path):
+    class Clock(Noted):
+        now = 0.0
+
+        def wait(self, timeout=None):
+            self.now += timeout
+            return super().wait(timeout)
+
+    clock, up_at = Clock(), [0.0]
+
+    def run(rows):
+        if clock.now < up_at[0]:
+            raise TargetError("refused", input_fault=False, no_answer=True)
+        if 7 in rows:
+            up_at[0] = clock.now + 5.0
+            raise TargetError("hung up", input_fault=False, no_answer=True)
+        return rows
+
+    answers, job, _, _ = work(tmp_path, run, batch=4, retries=3, isolates=True, stopping=clock)
+    assert answers == [row for row in range(1, 21) if row != 7]
+    assert job.skipped == 1
+
+
+def test_a_server_that_asks_to_come_later_is_no_fault_of_a_row(tmp_path):
+    def run(rows):
+        if 7 in rows:
+            raise TargetError("status 503", input_fault=False, retry_after=1.0)
+        return rows
+
+    with pytest.raises(Stopped, match="503"):
+        work(tmp_path, run, batch=4, retries=1, isolates=True)
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
