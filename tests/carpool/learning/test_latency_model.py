@@ -646,6 +646,18 @@ def test_the_near_side_of_a_step_is_not_another_model():
         assert moved[-1] == pytest.approx(factor * 0.0318 / found.time(22), rel=0.1)
 
 
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_sizes_between_several_measured_ones_that_are_all_off_show_another_model(factor):
+    # A step explains one gap between measured sizes. Batches of 6 to 12 and of 20 to 50 rows lie in two.
+    learner = LatencyLearner()
+    for second in range(20):
+        learner.observe(float(second), cells([(rows, 1, affine(rows)) for rows in (4, 16, 64)] * 4))
+    others = [(rows, 1, factor * affine(rows)) for rows in (6, 8, 10, 12, 20, 30, 40, 50)]
+    moved = [learner.observe(20.0 + i, cells(others)) for i in range(3)]
+    assert moved[-1] == pytest.approx(factor, rel=0.1)
+    assert learner.estimate().time(64) == pytest.approx(factor * affine(64), rel=0.1)
+
+
 @pytest.mark.parametrize("executors", [3, 4])
 def test_server_concurrency_is_fitted_from_the_mean_before_the_spread(executors):
     # A fourth batch waits for one of three, or does not: of 150 so noisy ones the spread is alike either way.
