@@ -94,13 +94,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Recorded arrivals, or `azure`.")
 @click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of each request.")
-@click.option(
-    "--server-concurrency",
-    "--executors",
-    "executors",
-    type=click.IntRange(1, 256),
-    help="Batches computed at once.  [default: the profile's]",
-)
+@click.option("--executors", type=click.IntRange(1, 256), help="Batches computed at once.  [default: the profile's]")
 @click.option(
     "--max-batch",
     type=click.IntRange(1, 65536),

@@ -314,7 +314,7 @@ def test_where_nothing_is_open_few_samples_are_enough():
     assert samples == refinement.ENOUGH
     assert one.refined.p99 == pytest.approx(one.now.p99, rel=refinement.WITHIN)
     assert one.refined.requests == samples * one.now.requests
-    assert one.expected_p99 == one.refined.p99
+    assert one.refinement.expected_p99 == one.refined.p99
 
 
 def test_in_overload_it_is_refined_for_the_requests_that_are_served():
