@@ -165,6 +165,17 @@ def test_an_slo_shorter_than_one_request_takes_costs_no_throughput(rate):
     assert not messages.out_of_reach(best(rate, service=queued, target=0.01))
 
 
+def test_an_slo_is_out_of_reach_only_if_the_smallest_requests_miss_it():
+    slow = ServiceTime.measured({rows: 0.0025 + 0.0025 * rows for rows in range(1, 65)})
+    # One request in 17 has 64 rows and takes 160 ms, so the mean has 5 and takes 15; the others take 5.
+    shares = (0.94, *[0.0] * 5, 0.06)
+    assert not situation(5.0, service=slow, target=0.014, rows=4.8, row_shares=shares).is_out_of_reach
+    # All have 17 rows or more, and take 45 ms at least.
+    large = (*[0.0] * 5, 0.5, 0.5)
+    assert situation(5.0, service=slow, target=0.014, rows=36.0, row_shares=large).is_out_of_reach
+    assert not situation(5.0, service=slow, target=0.050, rows=36.0, row_shares=large).is_out_of_reach
+
+
 def test_no_more_are_in_flight_than_are_computed_at_once_or_were_in_force():
     unknown = replace(CURVE, executors=2, largest_in_flight=2)
     assert best(1000.0, service=unknown).parameters.max_in_flight in {1, 2}
