@@ -69,13 +69,10 @@ def _if_given(path: str, then: str, otherwise: str = "true") -> str:
     return f"({_has(path)} ? {then} : {otherwise})"
 
 
-def _with_due(text: str, otherwise: str, *, lowest: bool = False) -> str:
-    """Replace the braces of an expression by the SLO's due time: the highest percentile given, else that of ttft.
-
-    ``lowest``: the lowest percentile instead.
-    """
+def _with_due(text: str, otherwise: str) -> str:
+    """Replace the braces of an expression by the SLO's due time: the highest percentile given, else that of ttft."""
     whole = _if_given("self.slo.ttft.p99", text.format("self.slo.ttft.p99"), otherwise)
-    for name in sorted(PERCENTILES, reverse=True) if lowest else PERCENTILES:
+    for name in PERCENTILES:
         whole = _if_given(f"self.slo.latency.{name}", text.format(f"self.slo.latency.{name}"), whole)
     return whole
 
@@ -111,21 +108,6 @@ def _below_slo(end: str) -> list[Rule]:
         Rule(own, f".{wait}", "{} is not below the SLO of {}: lower it or drop it", (f"self.{wait}", _DUE)),
         _of_models(of_model, f"a model's {wait} is not below the SLO: lower it or drop it"),
     ]
-
-
-def _timeout() -> Rule:
-    """Return the rule that requests in time are not refused.
-
-    Only for new objects: readers accept it, so that an upgrade stops no policy that was applied before.
-    """
-    timeout = "self.admission.timeout"
-    holds = _if_given(timeout, _with_due(f"duration({timeout}) >= duration({{}})", "true", lowest=True))
-    return Rule(
-        holds,
-        ".admission.timeout",
-        "{} is shorter than the SLO of {}: raise it or drop it",
-        (timeout, _with_due("{}", "''", lowest=True)),
-    )
 
 
 def _of_models(holds: str, message: str) -> Rule:
@@ -331,7 +313,6 @@ RULES: dict[type[Struct], list[Rule]] = {
         ),
         *_below_slo("min"),
         *_below_slo("max"),
-        _timeout(),
         _baseline("maxBatch", 64),
         _baseline_wait(),
         _baseline("maxInFlight", 32),

@@ -1,7 +1,8 @@
 """Pods whose policy is gone: they return to the state of a sidecar that has not had one.
 
-Only pods of targets that had a policy: it was seen, or its document is still published, so that a deletion while no
-operator runs is found. Others may tune themselves by a policy of their own.
+By state, as everything that the leader does: a pod without a policy is read, and gets a last document if it runs one.
+So a deletion while no operator runs is found. Of pods whose sidecar was written by hand, which may have a policy of its
+own, only those are read whose target had a policy.
 """
 
 from __future__ import annotations
@@ -51,8 +52,7 @@ class Releases:
         policy that can't be read. It may be that of any target there, so nothing there is released.
         """
         self._had.update(owned, published)
-        gone = self._had - {*owned}
-        without = [target for target in gone if target in pods and target.namespace not in unread]
+        without = [target for target in pods if target not in owned and target.namespace not in unread]
         self._since = {target: self._since.get(target, now) for target in without}
         alive = {pod.uid for target in without for pod in pods[target]}
         self._done = {uid: again for uid, again in self._done.items() if uid in alive}
@@ -62,6 +62,7 @@ class Releases:
             if now - since >= GRACE
             for pod in pods[target]
             if pod.ip and not pod.deleting and self._done.get(pod.uid, now) <= now
+            if pod.container or target in self._had
         ]
 
     def is_without(self, target: Target) -> bool:

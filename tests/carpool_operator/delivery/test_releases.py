@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 from things import as_kept, pod
 
 from carpool.batching.counters import Stats
@@ -65,11 +66,17 @@ def test_a_released_pod_is_read_once_more():
     assert not releases.due(1e6, pods(), set(), set())
 
 
-def test_pods_that_never_had_a_policy_are_left_alone():
-    # They may have sidecars with a policy of their own.
-    releases = Releases()
-    releases.due(0.0, pods(), set(), set())
-    assert not releases.due(100.0, pods(), set(), set())
+def test_pods_with_sidecars_by_hand_that_never_had_a_policy_are_left_alone():
+    # They may have a policy of their own.
+    by_hand = {WEB: [replace(pods()[WEB][0], container="")]}
+    injected = {WEB: [replace(pods()[WEB][0], container="server")]}
+    for there, released in ((by_hand, False), (injected, True)):
+        releases = Releases()
+        releases.due(0.0, there, set(), set())
+        assert bool(releases.due(100.0, there, set(), set())) == released
+    releases.due(0.0, by_hand, {WEB}, set())
+    releases.due(1.0, by_hand, set(), set())
+    assert releases.due(100.0, by_hand, set(), set())
 
 
 def test_in_a_namespace_with_an_unreadable_policy_nothing_is_due():
