@@ -182,7 +182,8 @@ class Loop:
         if not self._undecided:
             self.progress = p.clock()
         # 1. Policies for annotated workloads
-        selected = select(p.fleet.policies, p.fleet.workloads(), p.fleet.pods_by_target().keys())
+        pods = p.fleet.pods_by_target()
+        selected = select(p.fleet.policies, p.fleet.workloads(), pods)
         by_hand = assign((each for each in p.fleet.policies if not each.annotated), selected)
         plan = self._annotated.plan(p.fleet.workloads(), p.fleet.policies, p.fleet.namespaces, by_hand)
         for wish in plan.keep:
@@ -200,9 +201,7 @@ class Loop:
         owned: dict[str, list[Target]] = {}
         for target, owner in owners.items():
             owned.setdefault(owner.uid, []).append(target)
-        scene = _Scene(
-            owners, owned, selected, p.fleet.pods_by_target(), len(p.fleet.pods), events, p.fleet.autoscalers()
-        )
+        scene = _Scene(owners, owned, selected, pods, len(p.fleet.pods), events, p.fleet.autoscalers())
         self._forget(policies, scene)
         self._release_due(policies, scene)
         # 3. Every policy, those that waited longest first
@@ -274,6 +273,9 @@ class Loop:
             self._releases.done(pod.uid, p.clock())
             return
         if self._ending or not self._releases.is_without(target):
+            return
+        if reading.report is None and not self._releases.had(target):
+            p.backoff.failed(key, p.clock())  # it may be starting, and never have had a policy: nothing to report
             return
         error, workload = reading.error, p.fleet.workload(target)
         if reading.report is not None:

@@ -412,6 +412,24 @@ async def test_an_operator_that_was_not_there_for_the_deletion_releases_too(worl
     assert len(world.sidecar.changes) == changes
 
 
+async def test_a_pod_of_the_webhook_is_released_though_its_policy_was_never_seen(world):
+    # The server removes a policy's ConfigMap with it, so only what the pod runs shows that there was one.
+    there = pod()
+    there["metadata"]["annotations"]["carpool.dev/status"] = '{"version": "1", "container": "server"}'
+    world.api.put(*DEPLOYMENT, deployment())
+    world.api.put(*POD, there)
+    world.sidecar.status = 500  # while it starts
+    await releases(world, 10)
+    assert not gone(world)
+    assert not world.sidecar.changes
+
+    world.sidecar.status = 200
+    world.now += 60.0
+    await releases(world, 2)
+    assert [standby(change) for change in world.sidecar.changes] == [True]
+    assert gone(world) == ["Normal"]
+
+
 async def test_pods_that_a_selector_selects_no_more_are_released(world):
     selecting = policy()
     selecting["spec"]["targetSelector"] = {"matchLabels": {"team": "a"}}

@@ -70,12 +70,12 @@ class Situation(Struct, frozen=True):
     @property
     def alone(self) -> float:
         """Seconds that the smallest request takes at least; 0: unknown, or measured as one of many in the server."""
-        service = self.service
-        rows = (
-            2 ** [share > 0 for share in self.row_shares].index(True) // 2 + 1 if self.row_shares else self.usual_rows
-        )
-        is_known = service.sizes[0] <= rows and service.executors <= self.limits.max_in_flight
-        return min(curve.lower(rows) for curve in [each for _, each in service.mix] or [service]) if is_known else 0.0
+        service, rows = self.service, self.usual_rows
+        if self.row_shares:
+            rows = 2 ** next(power for power, share in enumerate(self.row_shares) if share) // 2 + 1
+        if service.sizes[0] > rows or service.executors > self.limits.max_in_flight:
+            return 0.0
+        return min(curve.lower(rows) for curve in [each for _, each in service.mix] or [service])
 
     @property
     def is_out_of_reach(self) -> bool:

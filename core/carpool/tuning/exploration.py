@@ -148,16 +148,16 @@ class Exploration:
             self._pauses[key] = (now + pause, pause)
             self._trial = None
 
-    def stop(self) -> None:
-        """Break off: the load changed, or the SLO is missed. The same setting may be explored again."""
+    def stop(self, *, forgets: bool = False) -> None:
+        """Break off: the load changed, or the SLO is missed. The same setting may be explored again.
+
+        ``forgets``: so may every other, since the model changed.
+        """
         if self._trial is not None:
             self._pauses.pop((self._trial.parameters.max_batch, self._trial.parameters.max_in_flight), None)
             self._trial = None
-
-    def forget(self) -> None:
-        """Allow every setting to be explored again: the model changed."""
-        self.stop()
-        self._pauses = {}
+        if forgets:
+            self._pauses = {}
 
     def earn(self, budget: float, hits: int, late: float, explorers: int, rate: float) -> None:
         """Add the unused error budget to the credit; the ``explorers`` share that of all replicas."""

@@ -106,7 +106,7 @@ def out_of_reach(one: Assessment) -> str:
     if one.holds_now or not one.situation.is_out_of_reach:
         return ""
     alone = format_seconds(_rounded(one.situation.alone))
-    return f"one request alone takes {alone}, longer than the SLO: raise it; until then none is held"
+    return f"one request alone takes {alone}, longer than the SLO: raise it; until then no request waits for others"
 
 
 def explained(decision: Decision, alarm: str, *, holds: bool) -> Decision:

@@ -83,18 +83,14 @@ class Aim(Struct, frozen=True):
     others: float = 0.0
     """Share of time in which only other models behind this sidecar use the device."""
     slack: float = SLACK
+    """Utilization beyond the target that the setting in force may have."""
 
     @classmethod
     def of(cls, policy: BatchingPolicy, others: float = 0.0, error: float = 0.0) -> Self:
         """Return a policy's aim; ``error``: relative standard error of the rate."""
         target = policy.target_utilization_percent / 100 if policy.objective is Objective.BALANCED else 1.0
-        return cls(
-            policy.objective,
-            target,
-            policy.device_share_percent / 100,
-            others,
-            min(max(SLACK, error * target), 3 * SLACK),
-        )
+        slack = min(max(SLACK, error * target), 3 * SLACK)
+        return cls(policy.objective, target, policy.device_share_percent / 100, others, slack)
 
     @property
     def is_for_latency(self) -> bool:

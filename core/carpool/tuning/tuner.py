@@ -186,7 +186,7 @@ class Tuner:
 
     def _begin_epoch(self) -> None:
         """Forget the settings that were left: the load or the model changed."""
-        (self._exploration.forget if self.belief.begin_epoch() else self._exploration.stop)()
+        self._exploration.stop(forgets=self.belief.begin_epoch())
         self._left.clear()
         self._guards.begin_epoch()
 

@@ -1,8 +1,8 @@
 """Pods whose policy is gone: they return to the state of a sidecar that has not had one.
 
 By state, as everything that the leader does: a pod without a policy is read, and gets a last document if it runs one.
-So a deletion while no operator runs is found. Of pods whose sidecar was written by hand, which may have a policy of its
-own, only those are read whose target had a policy.
+So a deletion while no operator runs is found. A sidecar that was written by hand may have a policy of its own: it is
+read only if its target had one.
 """
 
 from __future__ import annotations
@@ -69,16 +69,19 @@ class Releases:
         """Whether a target has had no policy since the last pass."""
         return target in self._since
 
+    def had(self, target: Target) -> bool:
+        """Whether a target is known to have had a policy."""
+        return target in self._had
+
     def done(self, uid: str, now: float) -> None:
         """Record that a pod runs no policy."""
         self._done[uid] = inf if uid in self._done else now + AGAIN
 
 
 def is_standby(report: Report) -> bool:
-    """Whether a sidecar runs no policy: no document has arrived, or the last one was a release."""
-    return not report.generation or (
-        report.slo_seconds == STANDBY_SLO and all(lane.parameters.pass_through for lane in report.lanes.values())
-    )
+    """Whether a sidecar is as the webhook made it: no document has arrived, or the last one was a release."""
+    lanes = report.lanes.values()
+    return report.slo_seconds == STANDBY_SLO and all(lane.parameters.pass_through for lane in lanes)
 
 
 def release(target: Target, generation: int, wall: float, keys: tuple[str, ...]) -> Change:

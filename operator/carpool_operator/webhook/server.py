@@ -158,7 +158,7 @@ class Injector:
     async def _judged(self, body: bytearray) -> web.Response:
         """Answer a review. The namespace is read first; after that nothing is awaited.
 
-        So only one object at a time is in memory as Python objects.
+        So only one review at a time is in memory as Python objects.
         """
         asked = _reviews.decode(body).request
         kind, started = KINDS[KINDS.index(asked.kind.kind)], perf_counter()

@@ -154,7 +154,7 @@ def test_an_slo_shorter_than_one_request_takes_costs_no_throughput(rate):
             Forecaster(chosen.situation).assess(parameters(64, flights=chosen.parameters.max_in_flight)).mean, rel=0.02
         )
         assert messages.out_of_reach(chosen) == (
-            "one request alone takes 22ms, longer than the SLO: raise it; until then none is held"
+            "one request alone takes 22ms, longer than the SLO: raise it; until then no request waits for others"
         )
         # Nothing is better, so it stays.
         again = chosen_by(Forecaster(chosen.situation), chosen.parameters)

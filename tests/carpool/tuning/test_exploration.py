@@ -349,7 +349,7 @@ def test_what_was_explored_is_no_candidate_until_the_model_changes():
     observe(exploration, 0.5, seen(16, BATCHES))
     again = candidate(230, moving=True, exploration=exploration)
     assert again is None or again.max_batch != found.max_batch
-    exploration.forget()
+    exploration.stop(forgets=True)
     assert candidate(230, moving=True, exploration=exploration) == found
 
 

@@ -87,7 +87,7 @@ def test_in_a_namespace_with_an_unreadable_policy_nothing_is_due():
 
 
 def test_a_sidecar_is_on_standby_without_a_document_or_after_a_release():
-    assert is_standby(report(generation=0, slo=0.05, parameters=Parameters()))
+    assert is_standby(report(generation=1))
     assert is_standby(report())
     assert not is_standby(report(slo=0.05))
     assert not is_standby(report(parameters=Parameters()))
