@@ -98,8 +98,8 @@ class Job:
     least ``ahead`` batches are read before earlier ones are answered. So a long answer delays no others, until answers
     of ``MOST_AHEAD`` bytes wait for it. Failures that the input did not cause are retried ``retries`` times, after 1,
     2, 4, ... seconds or as long as the server asks for; ``waits`` is called with the reason, in the batch's thread.
-    ``isolates``: where a batch still fails after that, and the server answers another row, the rows that make it fail
-    are bad ones. ``abandon`` ends running calls when the job stops before its end, and ``stopping`` ends the waits.
+    ``isolates``: rows that get no answer, while the server answers another one, are bad ones. ``abandon`` ends running
+    calls when the job stops before its end, and ``stopping`` ends the waits.
     """
 
     def __init__(
@@ -258,36 +258,33 @@ class Job:
             try:
                 answers = self._run([item.row for item in items])
             except TargetError as error:
-                if error.input_fault or (attempt == self._retries and error.record):
-                    raise
-                if is_alive and error.no_answer:
-                    raise TargetError(str(error), input_fault=True) from None
                 is_last = attempt >= self._retries
-                if is_alive or (is_last and not (self._isolates and error.no_answer)):
+                if error.input_fault or (is_last and error.record):
+                    raise
+                # A row may make the server hang up, or crash. If it answers others meanwhile, a batch is halved at its
+                # second failure, and a single row is given up after all retries.
+                if is_alive and error.no_answer and (is_last or len(items) > 1):
+                    raise TargetError(str(error), input_fault=True) from None
+                if is_last:
                     raise Stopped(str(error)) from None
                 seconds = max(2.0**attempt, error.retry_after)
-                attempt += 1
                 self._waits(f"{error}; sent again in {format_seconds(seconds)}")
                 if self._stopping.wait(seconds):
                     raise Stopped(str(error)) from None
-                # A row may make the server hang up, or crash. If it answers others, the next try decides.
-                is_alive = is_last and self._answers_others(items)
-                if is_last and not is_alive:
-                    raise Stopped(str(error)) from None
+                other = items[attempt % len(items)].row if self._good is None else self._good
+                is_alive = self._isolates and error.no_answer and self._answers(other)
+                attempt += 1
             else:
                 self._good = items[-1].row
                 return answers
 
-    def _answers_others(self, items: list[Item]) -> bool:
-        """Whether the server answers a row that it answered before; if there is none, one of these alone."""
-        rows = [self._good] if self._good is not None else [items[0].row, items[-1].row][: len(items)]
-        for row in rows:
-            try:
-                self._run([row])
-            except TargetError:
-                continue
-            return True
-        return False
+    def _answers(self, row: Row) -> bool:
+        """Whether the server answers a row."""
+        try:
+            self._run([row])
+        except TargetError:
+            return False
+        return True
 
 
 def _size_of(done: Future[Served]) -> int:
