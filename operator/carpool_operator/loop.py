@@ -260,7 +260,7 @@ class Loop:
         # A workload may be missing only because its kind can't be listed: then a selector selects nothing.
         known = {target: pods for target, pods in scene.pods.items() if self._p.fleet.workload(target) is not None}
         there = {*self._p.maps.keys()}
-        published = [target for target in scene.pods if config_map(target) in there]
+        published = [target for target in known if target not in scene.owners and config_map(target) in there]
         due = self._releases.due(now, known, scene.owners.keys(), unread, published)
         for pod in [pod for pod in due if backoff.ready(("release", pod.uid), now)][:AT_ONCE]:
             self._start(("release", pod.uid), self._release(pod))
