@@ -132,6 +132,7 @@ def _shortfalls(proof: Proof, others: list[Proof], bounds: Path, reasons: Path) 
             ),
             "",
             *_table(found),
+            *_savings(proof, found),
         ]
     else:
         lines += [f"None: every goal is met in each of the {len(proof.scenarios)} scenarios."]
@@ -141,7 +142,7 @@ def _shortfalls(proof: Proof, others: list[Proof], bounds: Path, reasons: Path) 
         if missed := shortfalls(other, bounds, reasons):
             data = f"[its data](../benchmarks/results/{data_file(other.seed).name})"
             text = f"With seed {other.seed} ({data}), so with other requests: {_of(other, missed)}."
-            lines += ["", *_filled(text), "", *_table(missed)]
+            lines += ["", *_filled(text), "", *_table(missed), *_savings(other, missed)]
     return lines
 
 
@@ -172,6 +173,25 @@ def _table(found: list[Shortfall]) -> list[str]:
             f"| {bound} | {each.reason or '**not explained**'} |"
         )
     return lines
+
+
+def _savings(proof: Proof, found: list[Shortfall]) -> list[str]:
+    """Put Carpool beside the rules that save more at the median, if there are any."""
+    if not any(each.scenario == verdict.EVERYWHERE and each.measure == "saving, ahead" for each in found):
+        return []
+    lines = _header(
+        "rule",
+        f"loads within {verdict.NEAR:.2%} of the oracle's saving, or above",
+        f"loads below {verdict.POOR:.0%} of it",
+        "mean",
+        "worst highest load, of the oracle's",
+    )
+    lines += [
+        f"| {each.title} | {each.near} of {each.loads} | {each.poor} | {each.mean:.1%} | {each.highest:.1%} |"
+        for each in verdict.beside_those_ahead(proof)
+    ]
+    text = f"Carpool with seed {proof.seed} beside the rules that save more device time at the median:"
+    return ["", *_filled(text), "", *lines]
 
 
 def _goals(proof: Proof, others: list[Proof], bounds: Path) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -44,6 +44,31 @@ class Measure(NamedTuple):
     show: Callable[[float], str]
     everybody: bool = True
     """Whether rivals are measured too."""
+
+
+NEAR = 0.0005
+"""Of the oracle's saving: so little less is as good as the best setting in hindsight."""
+
+POOR = 0.9
+"""Of the oracle's saving: less misses the goal of each scenario."""
+
+
+class Savings(NamedTuple):
+    """What a contender saves at every load of every scenario where there is something to save."""
+
+    title: str
+    loads: int
+    near: int
+    """Loads at which it saves as much as the oracle, but for ``NEAR``."""
+    poor: int
+    """Loads at which it saves less than ``POOR`` of what the oracle saves."""
+    mean: float
+    highest: float
+    """Its worst highest load with few misses, as a share of the oracle's."""
+
+
+Reasons = dict[str, dict[str, str | dict[str, str]]]
+"""By scenario and measure: one for every seed, or one for each seed."""
 
 
 EVERYWHERE = "all scenarios"
@@ -244,6 +269,28 @@ def worst(measure: str, values: Mapping[str, float]) -> float:
     return (min if MEASURES[measure].worst == "least" else max)(values.values())
 
 
+def beside_those_ahead(proof: Proof) -> list[Savings]:
+    """Return Carpool's savings, and those of every rule that saves more at the median."""
+    own = median_share(proof, CARPOOL, "saving")
+    return [
+        _savings_of(proof, each.name, each.title)
+        for each in sorted(proof.contenders, key=lambda each: each.name != CARPOOL)
+        if each.name == CARPOOL or median_share(proof, each.name, "saving") > own
+    ]
+
+
+def _savings_of(proof: Proof, contender: str, title: str) -> Savings:
+    shares = [gain.share for one in savings(proof, contender).values() for gain in one.values()]
+    return Savings(
+        title,
+        loads=len(shares),
+        near=sum(share >= 1.0 - NEAR for share in shares),
+        poor=sum(share < POOR for share in shares),
+        mean=fmean(shares),
+        highest=worst("highest load", highest_loads(proof, contender)),
+    )
+
+
 def figures(proof: Proof) -> dict[str, Figure]:
     """Return everything that has a limit, of Carpool, as far as it was measured: by the limit's name."""
     found: dict[str, tuple[float, int]] = {}
@@ -278,9 +325,9 @@ def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> 
     First those that all scenarios miss together: a median, a rule that is ahead.
     """
     goals = limits(bounds)
-    known = msgspec.json.decode(reasons.read_bytes(), type=dict[str, dict[str, str]])
+    known = msgspec.json.decode(reasons.read_bytes(), type=Reasons)
     together = [
-        Shortfall(EVERYWHERE, name, figure.value, goals[name], known.get(EVERYWHERE, {}).get(name), (None, None))
+        Shortfall(EVERYWHERE, name, figure.value, goals[name], _reason(known, EVERYWHERE, name, proof.seed), (None, None))
         for name, figure in figures(proof).items()
         if name in goals and not name.endswith(", worst") and not goals[name].reaches(figure.value)
     ]
@@ -296,7 +343,7 @@ def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> 
                 name,
                 value,
                 limit,
-                known.get(scenario, {}).get(name),
+                _reason(known, scenario, name, proof.seed),
                 _with_true_values(proof, scenario, name),
                 rests.get(scenario) if name == "saving" else None,
             )
@@ -304,6 +351,11 @@ def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> 
             if not limit.reaches(value)
         ]
     return [*together, *sorted(found, key=lambda each: each.scenario)]
+
+
+def _reason(known: Reasons, scenario: str, name: str, seed: int) -> str | None:
+    found = known.get(scenario, {}).get(name)
+    return found.get(str(seed)) if isinstance(found, dict) else found
 
 
 def _with_true_values(proof: Proof, scenario: str, measure: str) -> tuple[float | None, ...]:

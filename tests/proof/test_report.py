@@ -44,6 +44,20 @@ def test_a_reason_that_nobody_gave_is_missed(tmp_path):
     assert "| **not explained** |" in page(tmp_path, {})
 
 
+def test_rules_that_save_more_are_compared_for_each_seed(tmp_path):
+    oracle = proof().stairs[0]
+    ahead = [replace(each, steps=oracle.steps) if each.contender == "fixed" else each for each in proof().stairs]
+    goals = json.dumps([LIMIT | {"name": "saving, ahead", "value": -1.0, "goal": 0.0}])
+    (tmp_path / "limits.json").write_text(goals)
+    (tmp_path / "reasons.json").write_text("{}")
+    files = tmp_path / "limits.json", tmp_path / "reasons.json"
+    text = report.page(proof(stairs=ahead), [proof(seed=7, stairs=ahead)], *files)
+    for seed in (1, 7):
+        assert f"Carpool with seed {seed} beside the rules that save more device time" in text
+    assert text.count("| 0 of 1 | 1 | 75.0% |") == text.count("| 1 of 1 | 0 | 100.0% |") == 2
+    assert "beside the rules that save more" not in report.page(proof(), [], *files), "nobody is ahead there"
+
+
 def test_nothing_falls_short(tmp_path):
     oracle = proof().stairs[0]
     stairs = [replace(each, steps=oracle.steps) if each.contender == "carpool" else each for each in proof().stairs]

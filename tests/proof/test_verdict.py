@@ -109,6 +109,24 @@ def test_a_reason_is_found_by_scenario_and_measure(tmp_path):
     assert found.reason == "the cold start"
 
 
+def test_a_reason_may_be_of_one_seed(tmp_path):
+    path, reasons = bounds(tmp_path, value=0.001), tmp_path / "reasons.json"
+    reasons.write_text(json.dumps({"plain": {"extra misses": {"7": "a late burst"}}}))
+    found = {seed: verdict.shortfalls(proof(seed=seed), path, reasons)[0].reason for seed in (1, 7)}
+    assert found == {1: None, 7: "a late burst"}
+
+
+def test_carpool_is_put_beside_the_rules_that_save_more():
+    (alone,) = verdict.beside_those_ahead(proof())
+    assert (alone.loads, alone.near, alone.poor, alone.mean) == (1, 0, 1, pytest.approx(0.75))
+    assert alone.highest == pytest.approx(0.9375)
+    best = next(each for each in proof().stairs if each.contender == "oracle")
+    stairs = [replace(each, steps=best.steps) if each.contender == "fixed" else each for each in proof().stairs]
+    own, ahead = verdict.beside_those_ahead(proof(stairs=stairs))
+    assert own == alone
+    assert (ahead.near, ahead.poor, ahead.mean) == (1, 0, pytest.approx(1.0))
+
+
 def test_goals_of_all_scenarios_together_come_first(tmp_path):
     path, reasons = bounds(tmp_path, name="saving, ahead", value=0.7, goal=0.8, direction="at least"), tmp_path / "r"
     reasons.write_text(json.dumps({verdict.EVERYWHERE: {"saving, ahead": "half the promise is hard to beat"}}))
