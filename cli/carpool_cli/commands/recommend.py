@@ -58,7 +58,11 @@ Examples:
 @click.option("--executors", type=click.IntRange(1, 256), help="Batches computed at once.  [default: the profile's]")
 @click.option("--max-batch", type=click.IntRange(1, 65536), help="Rows at most.  [default: 64, and what fits memory]")
 @click.option("--max-wait", type=DURATION, help="Wait at most.  [default: half the SLO]")
-@click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once at most.  [default: 8]")
+@click.option(
+    "--max-in-flight",
+    type=click.IntRange(1, 1024),
+    help="Batches sent at once at most.  [default: the profile's executors if over 8, else 32]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
     *,
@@ -78,8 +82,8 @@ def command(
 ) -> None:
     """Choose parameters among those that meet the SLO, now and at 1.25x the load, by an objective.
 
-    Shows the reasons, the saving, the highest load, what bounds the choice, and the configuration to paste. The tuner
-    would reach the same setting.
+    Shows the reasons, the saving, the highest load, what bounds the choice, and the configuration to paste. The rule is
+    the tuner's own. But the tuner knows only what it has measured: its wait may differ by a step or two.
 
     Exits 1 when no configuration meets the SLO at this load with the safety margin: half of the misses it allows.
     """

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from carpool.policy.durations import Quantity
 from carpool_cli.demo import day, filetypes, tower
 from carpool_cli.demo.load import report_on
 from carpool_cli.demo.processes import DemoError, Processes
@@ -160,11 +161,19 @@ def test_the_rush_is_more_than_one_by_one_and_eight_at_a_time_can_serve():
 def test_the_examples_configurations_are_right(path, tmp_path):
     documents = list(yaml.safe_load_all(path.read_text()))
     if documents[0].get("kind") == "ConfigMap":
-        assert parse(documents[0]["data"]["sidecar.yaml"]).upstream
+        config = parse(documents[0]["data"]["sidecar.yaml"])
+        assert config.upstream
         (sidecar_container,) = documents[1]["spec"]["template"]["spec"]["initContainers"]
+        assert has_room(sidecar_container, config)
         assert sidecar_container["restartPolicy"] == "Always"
     else:
         assert sidecar(["--check", "--config", str(path)]) == 0
+
+
+def has_room(container, config):
+    """Whether a container's memory holds all bodies, and what docs/operations.md adds for the processes."""
+    memory = Quantity.parse(container["resources"]["limits"]["memory"])
+    return config.bodies.max_buffered + 70 * 2**20 <= memory
 
 
 def test_the_example_for_scale_to_zero_is_right():
@@ -174,6 +183,7 @@ def test_the_example_for_scale_to_zero_is_right():
     pod = by_kind["StatefulSet"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert config.jobs.path.startswith(container["volumeMounts"][1]["mountPath"])
+    assert has_room(container, config)
     assert pod["terminationGracePeriodSeconds"] > config.shutdown.limit
     query = by_kind["ScaledObject"]["spec"]["triggers"][0]["metadata"]["query"]
     known = {f"carpool_{metric.name}" for metric in METRICS}
