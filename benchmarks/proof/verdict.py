@@ -327,7 +327,9 @@ def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> 
     goals = limits(bounds)
     known = msgspec.json.decode(reasons.read_bytes(), type=Reasons)
     together = [
-        Shortfall(EVERYWHERE, name, figure.value, goals[name], _reason(known, EVERYWHERE, name, proof.seed), (None, None))
+        Shortfall(
+            EVERYWHERE, name, figure.value, goals[name], _reason(known, EVERYWHERE, name, proof.seed), (None, None)
+        )
         for name, figure in figures(proof).items()
         if name in goals and not name.endswith(", worst") and not goals[name].reaches(figure.value)
     ]
