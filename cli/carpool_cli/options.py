@@ -246,7 +246,7 @@ def need(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
-        raise click.ClickException(f"this needs {module}: pip install 'carpool-serving[{extra}]'") from None
+        raise click.ClickException(f"this needs {module}: in Carpool's folder, pip install '.[{extra}]'") from None
 
 
 def header_fields(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Headers:

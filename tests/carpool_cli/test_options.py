@@ -66,7 +66,7 @@ def test_shapes_and_dims():
 
 
 def test_what_is_missing_names_its_extra():
-    with pytest.raises(click.ClickException, match=r"pip install 'carpool-serving\[onnx\]'"):
+    with pytest.raises(click.ClickException, match=r"pip install '\.\[onnx\]'"):
         need("no_such_module", "onnx")
 
 
