@@ -61,7 +61,7 @@ Examples:
 @click.option(
     "--max-in-flight",
     type=click.IntRange(1, 1024),
-    help="Batches sent at once at most.  [default: the profile's executors if over 8, else 32]",
+    help="Batches sent at once at most.  [default: the profile's server concurrency if over 8, else 32]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
