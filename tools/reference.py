@@ -177,9 +177,10 @@ def api() -> str:
     """Return the reference of the HTTP interface: admin port, refusals, headers, limits."""
     lines = ["# HTTP", "", GENERATED, "## Admin port", ""]
     lines += [
-        "Without `apiKeyFile` all but the first four are served on a loopback address only; with it they take",
-        "`Authorization: Bearer <key>`. With `publicKey` a signature is all that a change needs, and a ticket lets its",
-        "holder read: `Authorization: Carpool <base64url(ticket)>.<base64url(signature)>`, where a ticket is",
+        "What is open to all is served to everyone who reaches the port. Without `apiKeyFile` all else is served on a",
+        "loopback address only; with it, it takes `Authorization: Bearer <key>`. With `publicKey` a signature is all",
+        "that a change needs, and a ticket lets its holder read:",
+        "`Authorization: Carpool <base64url(ticket)>.<base64url(signature)>`, where a ticket is",
         '`{"target": "...", "expires": <epoch seconds>}`. With `drainKey` who sends it in `x-carpool-drain` may drain.',
         "",
         "| request | open to | what it does |",
