@@ -10,7 +10,7 @@ uncertainty: Lai and Robbins 1985; limited by savings: Wu et al., "Conservative 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from math import ceil, inf
+from math import ceil, exp, factorial, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -41,7 +41,7 @@ SPENDS = 0.05
 LEAST_CREDIT = 3.0
 """Requests that may be late in an exploration that was forecast to make none late."""
 
-LOSES = 3.0
+LOSES = 1.0
 """Seconds' worth of requests that exploration beyond the capacity may lose at most."""
 
 LASTS = 20.0
@@ -54,7 +54,7 @@ SAVED = 300.0
 """The unused error budget of so many seconds can be used."""
 
 TAKES = 2 / 3
-"""Share of the SLO that the latency of a batch of copies may use."""
+"""Share of the SLO that the latency of a batch of copies may use, with that of a request that comes meanwhile."""
 
 DEARER = 1.5
 """Times the cost per row of the cheapest size up to which a size may matter for the capacity."""
@@ -74,6 +74,11 @@ class _Trial(NamedTuple):
     """Whether it measures server concurrency instead of a size's latency."""
     left: float
     """Batches still needed."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Batch size and batches in flight; what is learned of these holds for every size, 0."""
+        return 0 if self.more_in_flight else self.parameters.max_batch, self.parameters.max_in_flight
 
 
 class Exploration:
@@ -105,17 +110,18 @@ class Exploration:
         trial = self._trial
         return trial.beyond if trial is not None and not trial.more_in_flight else None
 
-    def begin(self, parameters: Parameters, before: Parameters, service: ServiceTime, now: float) -> None:
+    def begin(
+        self, parameters: Parameters, before: Parameters, service: ServiceTime, now: float, missing: float = 0.0
+    ) -> None:
         """Note that ``parameters`` are put in force to be explored, in place of those ``before``."""
-        key = parameters.max_batch, parameters.max_in_flight
-        self._pauses[key] = (inf, 2 * self._pauses.get(key, (0.0, LASTS / 2))[1])
         # As many may be in force already, and never have been in flight: then only a new size shows anything sooner.
         is_known = parameters.max_batch in service.measured_sizes(batches_needed(service))
         more = parameters.max_in_flight > max(service.executors, service.largest_in_flight) and (
             is_known or parameters.max_in_flight > before.max_in_flight
         )
-        credit, left = max(SPENDS * self.spare, LEAST_CREDIT), batches_needed(service)
-        self._trial = _Trial(parameters, below(service, parameters.max_batch), now + LASTS, credit, more, left)
+        credit, left = max(SPENDS * self.spare, LEAST_CREDIT, 3 * LOSES * missing), batches_needed(service)
+        self._trial = trial = _Trial(parameters, below(service, parameters.max_batch), now + LASTS, credit, more, left)
+        self._pauses[trial.key] = (inf, 2 * self._pauses.get(trial.key, (0.0, LASTS / 2))[1])
         self.candidate = None
 
     def observe(self, now: float, stats: ModelStats, late: float, service: ServiceTime) -> bool:
@@ -143,7 +149,7 @@ class Exploration:
     def interrupt(self, now: float) -> None:
         """End it without a result. The same setting is not explored again for a while, longer each time."""
         if self._trial is not None:
-            key = self._trial.parameters.max_batch, self._trial.parameters.max_in_flight
+            key = self._trial.key
             pause = self._pauses[key][1]
             self._pauses[key] = (now + pause, pause)
             self._trial = None
@@ -154,7 +160,7 @@ class Exploration:
         ``forgets``: so may every other, since the model changed.
         """
         if self._trial is not None:
-            self._pauses.pop((self._trial.parameters.max_batch, self._trial.parameters.max_in_flight), None)
+            self._pauses.pop(self._trial.key, None)
             self._trial = None
         if forgets:
             self._pauses = {}
@@ -186,7 +192,8 @@ class Exploration:
         situation = forecaster.situation
         best_case = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
         for point in _candidates(best, best_case):
-            until = self._pauses.get((point.max_batch, point.max_in_flight), (-inf, 0.0))[0]
+            keys = (point.max_batch, point.max_in_flight), (0, point.max_in_flight)
+            until = max(self._pauses.get(key, (-inf, 0.0))[0] for key in keys)
             if point == current.parameters or until > now:
                 continue
             service = replace(best_case, executors=best_case.executors_for(point.max_in_flight))
@@ -202,8 +209,9 @@ class Exploration:
         more = point.max_in_flight > service.executors
         if not best.holds_now:
             # A backlog fills its batches, and then it ends: six of 0.2 s lose the requests of 1.2 s at most.
-            lasts = min(batches_needed(service) * service.upper(point.max_batch), LASTS)
-            return more or (one.lost_ahead - best.lost_ahead) * lasts <= LOSES
+            count = batches_needed(service) + point.max_in_flight - 1
+            lasts = min(count * service.upper(point.max_batch), LASTS)
+            return (one.lost_ahead - best.lost_ahead) * lasts <= LOSES
         # In the first ``EXPOSED`` seconds after an empty queue fewer are late: a backlog takes time to grow.
         count = ceil(EXPOSED * situation.process.rate) if more else 0
         risk = min(one.risk, forecaster.glance(one.effective, count=count, upper=True).miss_fraction)
@@ -219,8 +227,17 @@ def is_worth_exploring(possible: Assessment, best: Assessment) -> bool:
     else:
         saves = possible.first.device_time <= (1 - GAIN) * best.device_time
         gains = (saves or not best.holds_ahead) and possible.holds_ahead
-    more = possible.parameters.max_in_flight > best.parameters.max_in_flight
-    return gains and (more or _is_filled(possible, below(best.situation.service, possible.parameters.max_batch)))
+    if possible.parameters.max_in_flight > best.parameters.max_in_flight:
+        return gains and (not best.holds_now or _overlaps(possible))
+    return gains and _is_filled(possible, below(best.situation.service, possible.parameters.max_batch))
+
+
+def _overlaps(possible: Assessment) -> bool:
+    """Whether enough batches come while all the others that may be in flight are (Erlang), within the same time."""
+    sizes, ahead = possible.batches, possible.parameters.max_in_flight - 1
+    load = possible.utilization * possible.situation.service.executors
+    often = 1 - exp(-load) * sum(load**each / factorial(each) for each in range(ahead))
+    return often * len(sizes) * LASTS / 2 >= BATCHES * sum(sizes) / possible.situation.process.rate
 
 
 def _is_filled(possible: Assessment, beyond: int) -> bool:
@@ -282,7 +299,7 @@ def to_measure(service: ServiceTime, limits: Limits, target: float) -> tuple[int
 
     At low load no batch is as large as those of a full replica. The least known size comes first: its latency lies
     between the optimistic estimate and that of the next larger measured one. At most twice the largest known size; its
-    latency at most ``TAKES`` of ``target`` (seconds), since requests that come meanwhile wait, and surely within it.
+    latency, with that of a request that waits for it, at most ``TAKES`` of ``target`` (seconds), and surely within it.
     """
     best_case = optimistic(service, largest_reliable(service, limits))
 
@@ -294,7 +311,8 @@ def to_measure(service: ServiceTime, limits: Limits, target: float) -> tuple[int
         return service.upper(above) / best_case.time(size), size
 
     sizes = productive_sizes(service, limits, also=1, least=least)
-    able = [size for size in sizes if service.time(size) <= TAKES * target and service.upper(size) <= target]
+    most = TAKES * target - service.time(1)
+    able = [size for size in sizes if service.time(size) <= most and service.upper(size) <= target]
     # A capacity rests on sizes that fit twice into the SLO, if any do: a request may wait for the batch before.
     fit = [size for size in able if 2 * service.time(size) <= target] or able
     cheap = DEARER * min((service.per_row(size) for size in fit), default=0.0)

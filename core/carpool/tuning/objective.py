@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from typing import Self
 
+    from carpool.forecasting.forecaster import Situation
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Limits
     from carpool.policy.spec import BatchingPolicy
@@ -195,6 +196,8 @@ def most_efficient(
     grids = [Grid(forecaster, sizes, number, avoid) for number in sorted(flights)]
     found = [one for grid in grids for one in grid.with_headroom()]
     if not found:
+        if shows_batches(situation, current):
+            return forecaster.assess(overlapping(situation, current, min(flights)))
         found = _least_loss([one for grid in grids for one in grid.unheld()])
         best = min(found, key=rank, default=forecaster.assess(current))
         if situation.service.executors > 1 and best.least_loss <= 0:
@@ -205,6 +208,22 @@ def most_efficient(
     # Of settings with equal device time, the one with the lowest latency.
     alike = [one for one in found if one.holds_ahead and one.device_time <= (1 + LEAST) * best.device_time]
     return min(alike, key=lambda one: one.mean, default=best)
+
+
+def shows_batches(situation: Situation, current: Parameters) -> bool:
+    """Whether only the load will show how long batches take: all were single requests, and later ones can wait for one.
+
+    Then a backlog is batched as it comes, up to the size in force. To explore 2 rows would only make batches smaller.
+    """
+    service, rows = situation.service, situation.usual_rows
+    merges = current.max_batch > rows and not current.pass_through
+    return merges and service.largest_measured <= rows and 2 * service.time(rows) <= situation.target
+
+
+def overlapping(situation: Situation, current: Parameters, flights: int) -> Parameters:
+    """Return parameters that batch requests that overlap, without a wait: up to the size in force if that is larger."""
+    size = 0 if current.pass_through else current.max_batch
+    return situation.limits.clamp(Parameters(max(size, 2 * situation.usual_rows), Duration(0.0), flights))
 
 
 def _least_loss(found: Sequence[Assessment]) -> list[Assessment]:
@@ -289,9 +308,7 @@ def _fastest(
         # batched without a wait, and show it.
         if alone.mean <= limit * service.time(situation.usual_rows):
             return through
-        size = current.max_batch if current.max_batch > situation.usual_rows and not current.pass_through else 0
-        pairs = Parameters(size or 2 * situation.usual_rows, Duration(0.0), flights)
-        return forecaster.assess(situation.limits.clamp(pairs))
+        return forecaster.assess(overlapping(situation, current, flights))
     if best is None:
         return through
     is_alike = aim.latency(alone) <= limit * aim.latency(best) and alone.now.p99 <= (1 + FASTER) * limit * best.now.p99

@@ -16,7 +16,7 @@ from carpool.tuning import messages
 from carpool.tuning.candidates import known_flights, productive_sizes
 from carpool.tuning.exploration import to_measure
 from carpool.tuning.moves import is_gain, is_worth
-from carpool.tuning.objective import Aim, Choice, choose
+from carpool.tuning.objective import Aim, Choice, choose, shows_batches
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -148,6 +148,8 @@ class Plan:
         if requirements.held or requirements.recommends or exploration.is_under_way:
             return
         if belief.size_limit.largest is not None or belief.sharing.share <= NONE:
+            return
+        if not choice.efficient.holds_now and shows_batches(forecaster.situation, parameters):
             return
         # After misses that were not forecast, forecasts of exploration's cost are not reliable.
         is_sure = guards.margin.factor == 1

@@ -26,6 +26,15 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.limits import Limits
 
 
+def harms(batcher: Batcher, state: ModelState, bucket: int, rows: int, due: float) -> bool:
+    """Whether a batch of copies would make a request late that comes after it, and is due after ``due`` seconds.
+
+    That one waits for the batch, and takes its own time. Where a batch is being computed, it would wait for both.
+    """
+    is_free = batcher.in_flight < concurrency_of(state)
+    return not is_free or seconds_of(state, bucket, rows) + seconds_of(state, bucket, 1) > TAKES * due
+
+
 def seconds_of(state: ModelState, bucket: int, rows: int) -> float:
     """Return how long a batch is expected to take, as the first of its size if it is; ``inf`` if unknown."""
     if (estimate := state.belief.estimate) is None:
@@ -82,12 +91,14 @@ class Trials:
 
         def ended(answer: UpstreamAnswer | None) -> None:
             if trial.kind is Kind.COPIES and answer is not None:
-                self._delays.add((arrivals_at(self._batcher) - arrivals) / concurrency_of(state))
+                self._delays.add((arrivals_at(self._batcher) - arrivals) / concurrency_of(state), seconds)
             self._models.left(entry)
             answered(answer)
 
         now = self._clock()
         parsed = trial.portions[0].parsed
+        bucket = 0 if parsed.fit is None else parsed.fit.bucket
+        seconds = seconds_of(state, bucket, trial.rows)
         entry.waiters += 1
         shadow = Shadow(message, trial.facts, ended)
         request = Request(
@@ -100,7 +111,7 @@ class Trials:
             # Before all other requests: until a trial is answered, none of them can be batched.
             priority=Priority.NORMAL if trial.kind is Kind.LIVE else Priority.HIGH,
             size=size_of(message.parts),
-            bucket=0 if parsed.fit is None else parsed.fit.bucket,
+            bucket=bucket,
             mergeable=False,
             shadow=True,
             payload=Waiter(shadow, entry, state.counters, trial.facts, parsed, None),
@@ -125,7 +136,7 @@ class Trials:
         """Whether a batch with the rows of a request repeated would delay others for too long, or too many others."""
         bucket, state = 0 if parsed.fit is None else parsed.fit.bucket, self._batcher.model(entry.lane)
         allowed = self._delays.allow(arrivals_at(self._batcher), self._clock())
-        return not allowed or seconds_of(state, bucket, rows) > TAKES * self._terms.due
+        return not allowed or harms(self._batcher, state, bucket, rows, self._terms.due)
 
     def served(self, entry: Entry) -> int:
         """Return the number of rows that a model has served."""
