@@ -10,7 +10,7 @@ uncertainty: Lai and Robbins 1985; limited by savings: Wu et al., "Conservative 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from math import ceil, exp, factorial, inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -42,7 +42,7 @@ LEAST_CREDIT = 3.0
 """Requests that may be late in an exploration that was forecast to make none late."""
 
 LOSES = 1.0
-"""Seconds' worth of requests that exploration beyond the capacity may lose at most."""
+"""Seconds' worth of requests that exploration beyond the capacity may be forecast to lose; thrice that ends it."""
 
 LASTS = 20.0
 """Seconds after which an exploration ends without a result; the next one of that setting waits twice as long."""
@@ -75,22 +75,19 @@ class _Trial(NamedTuple):
     left: float
     """Batches still needed."""
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """Batch size and batches in flight; what is learned of these holds for every size, 0."""
-        return 0 if self.more_in_flight else self.parameters.max_batch, self.parameters.max_in_flight
-
 
 class Exploration:
     """Present and past explorations, and the credit for them. Times in seconds."""
 
-    __slots__ = ("_looked_at", "_looked_with", "_pauses", "_trial", "candidate", "spare")
+    __slots__ = ("_credit", "_looked_at", "_looked_with", "_pauses", "_trial", "candidate", "spare")
 
     def __init__(self) -> None:
         self.candidate: Parameters | None = None
         """The setting worth exploring; ``None``: none."""
         self.spare = 0.0
         """Credit: requests that exploration may make late at a replica that explores."""
+        self._credit = 0.0
+        """Requests that may be late while ``candidate`` is explored."""
         self._trial: _Trial | None = None
         self._pauses: dict[tuple[int, int], tuple[float, float]] = {}
         """By size and batches in flight: when it may be explored again, and the pause after one without a result."""
@@ -110,18 +107,17 @@ class Exploration:
         trial = self._trial
         return trial.beyond if trial is not None and not trial.more_in_flight else None
 
-    def begin(
-        self, parameters: Parameters, before: Parameters, service: ServiceTime, now: float, missing: float = 0.0
-    ) -> None:
+    def begin(self, parameters: Parameters, before: Parameters, service: ServiceTime, now: float) -> None:
         """Note that ``parameters`` are put in force to be explored, in place of those ``before``."""
+        key = parameters.max_batch, parameters.max_in_flight
+        self._pauses[key] = (inf, 2 * self._pauses.get(key, (0.0, LASTS / 2))[1])
         # As many may be in force already, and never have been in flight: then only a new size shows anything sooner.
         is_known = parameters.max_batch in service.measured_sizes(batches_needed(service))
         more = parameters.max_in_flight > max(service.executors, service.largest_in_flight) and (
             is_known or parameters.max_in_flight > before.max_in_flight
         )
-        credit, left = max(SPENDS * self.spare, LEAST_CREDIT, 3 * LOSES * missing), batches_needed(service)
-        self._trial = trial = _Trial(parameters, below(service, parameters.max_batch), now + LASTS, credit, more, left)
-        self._pauses[trial.key] = (inf, 2 * self._pauses.get(trial.key, (0.0, LASTS / 2))[1])
+        size, left = below(service, parameters.max_batch), batches_needed(service)
+        self._trial = _Trial(parameters, size, now + LASTS, max(self._credit, LEAST_CREDIT), more, left)
         self.candidate = None
 
     def observe(self, now: float, stats: ModelStats, late: float, service: ServiceTime) -> bool:
@@ -149,7 +145,7 @@ class Exploration:
     def interrupt(self, now: float) -> None:
         """End it without a result. The same setting is not explored again for a while, longer each time."""
         if self._trial is not None:
-            key = self._trial.key
+            key = self._trial.parameters.max_batch, self._trial.parameters.max_in_flight
             pause = self._pauses[key][1]
             self._pauses[key] = (now + pause, pause)
             self._trial = None
@@ -160,7 +156,7 @@ class Exploration:
         ``forgets``: so may every other, since the model changed.
         """
         if self._trial is not None:
-            self._pauses.pop(self._trial.key, None)
+            self._pauses.pop((self._trial.parameters.max_batch, self._trial.parameters.max_in_flight), None)
             self._trial = None
         if forgets:
             self._pauses = {}
@@ -190,10 +186,10 @@ class Exploration:
         if best.holds_ahead and not moving:
             return
         situation = forecaster.situation
+        self._credit = SPENDS * self.spare if best.holds_now else 3 * LOSES * situation.process.rate
         best_case = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
         for point in _candidates(best, best_case):
-            keys = (point.max_batch, point.max_in_flight), (0, point.max_in_flight)
-            until = max(self._pauses.get(key, (-inf, 0.0))[0] for key in keys)
+            until = self._pauses.get((point.max_batch, point.max_in_flight), (-inf, 0.0))[0]
             if point == current.parameters or until > now:
                 continue
             service = replace(best_case, executors=best_case.executors_for(point.max_in_flight))
@@ -209,8 +205,7 @@ class Exploration:
         more = point.max_in_flight > service.executors
         if not best.holds_now:
             # A backlog fills its batches, and then it ends: six of 0.2 s lose the requests of 1.2 s at most.
-            count = batches_needed(service) + point.max_in_flight - 1
-            lasts = min(count * service.upper(point.max_batch), LASTS)
+            lasts = min((batches_needed(service) + point.max_in_flight - 1) * service.upper(point.max_batch), LASTS)
             return (one.lost_ahead - best.lost_ahead) * lasts <= LOSES
         # In the first ``EXPOSED`` seconds after an empty queue fewer are late: a backlog takes time to grow.
         count = ceil(EXPOSED * situation.process.rate) if more else 0
@@ -227,17 +222,8 @@ def is_worth_exploring(possible: Assessment, best: Assessment) -> bool:
     else:
         saves = possible.first.device_time <= (1 - GAIN) * best.device_time
         gains = (saves or not best.holds_ahead) and possible.holds_ahead
-    if possible.parameters.max_in_flight > best.parameters.max_in_flight:
-        return gains and (not best.holds_now or _overlaps(possible))
-    return gains and _is_filled(possible, below(best.situation.service, possible.parameters.max_batch))
-
-
-def _overlaps(possible: Assessment) -> bool:
-    """Whether enough batches come while all the others that may be in flight are (Erlang), within the same time."""
-    sizes, ahead = possible.batches, possible.parameters.max_in_flight - 1
-    load = possible.utilization * possible.situation.service.executors
-    often = 1 - exp(-load) * sum(load**each / factorial(each) for each in range(ahead))
-    return often * len(sizes) * LASTS / 2 >= BATCHES * sum(sizes) / possible.situation.process.rate
+    more = possible.parameters.max_in_flight > best.parameters.max_in_flight
+    return gains and (more or _is_filled(possible, below(best.situation.service, possible.parameters.max_batch)))
 
 
 def _is_filled(possible: Assessment, beyond: int) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import Assessment, Forecaster
+from carpool.forecasting.forecaster import Assessment, Forecaster, Situation
 from carpool.learning import batchable_share
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from typing import Self
 
-    from carpool.forecasting.forecaster import Situation
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Limits
     from carpool.policy.spec import BatchingPolicy
@@ -197,7 +196,7 @@ def most_efficient(
     found = [one for grid in grids for one in grid.with_headroom()]
     if not found:
         if shows_batches(situation, current):
-            return forecaster.assess(overlapping(situation, current, min(flights)))
+            return forecaster.assess(replace(current, max_wait=Duration(situation.limits.min_wait)))
         found = _least_loss([one for grid in grids for one in grid.unheld()])
         best = min(found, key=rank, default=forecaster.assess(current))
         if situation.service.executors > 1 and best.least_loss <= 0:
@@ -211,19 +210,10 @@ def most_efficient(
 
 
 def shows_batches(situation: Situation, current: Parameters) -> bool:
-    """Whether only the load will show how long batches take: all were single requests, and later ones can wait for one.
-
-    Then a backlog is batched as it comes, up to the size in force. To explore 2 rows would only make batches smaller.
-    """
+    """Whether a backlog will show batches, sooner than exploring 2 rows: so far all were single, and one can wait."""
     service, rows = situation.service, situation.usual_rows
-    merges = current.max_batch > rows and not current.pass_through
-    return merges and service.largest_measured <= rows and 2 * service.time(rows) <= situation.target
-
-
-def overlapping(situation: Situation, current: Parameters, flights: int) -> Parameters:
-    """Return parameters that batch requests that overlap, without a wait: up to the size in force if that is larger."""
-    size = 0 if current.pass_through else current.max_batch
-    return situation.limits.clamp(Parameters(max(size, 2 * situation.usual_rows), Duration(0.0), flights))
+    merges = current.max_batch > rows >= service.largest_measured and not current.pass_through
+    return merges and 2 * service.time(rows) <= situation.target
 
 
 def _least_loss(found: Sequence[Assessment]) -> list[Assessment]:
@@ -308,7 +298,9 @@ def _fastest(
         # batched without a wait, and show it.
         if alone.mean <= limit * service.time(situation.usual_rows):
             return through
-        return forecaster.assess(overlapping(situation, current, flights))
+        size = current.max_batch if current.max_batch > situation.usual_rows and not current.pass_through else 0
+        pairs = Parameters(size or 2 * situation.usual_rows, Duration(0.0), flights)
+        return forecaster.assess(situation.limits.clamp(pairs))
     if best is None:
         return through
     is_alike = aim.latency(alone) <= limit * aim.latency(best) and alone.now.p99 <= (1 + FASTER) * limit * best.now.p99

@@ -96,14 +96,9 @@ class Plan:
             self.forecaster.rest()
 
     def make(
-        self,
-        belief: Belief,
-        guards: Guards,
-        exploration: Exploration,
-        parameters: Parameters,
-        left: Collection[Parameters],
-        now: float,
-    ) -> None:
+        self, belief: Belief, guards: Guards, exploration: Exploration, parameters: Parameters,
+        left: Collection[Parameters], now: float,
+    ) -> None:  # fmt: skip
         """Choose again, from the parameters in force."""
         situation = self._situation(belief, guards)
         if situation is None:
@@ -131,23 +126,16 @@ class Plan:
         self.explore(belief, guards, exploration, parameters, now, moving=moving)
 
     def explore(
-        self,
-        belief: Belief,
-        guards: Guards,
-        exploration: Exploration,
-        parameters: Parameters,
-        now: float,
-        *,
-        moving: bool,
-    ) -> None:
+        self, belief: Belief, guards: Guards, exploration: Exploration, parameters: Parameters, now: float,
+        *, moving: bool,
+    ) -> None:  # fmt: skip
         """Look for a setting worth exploring."""
         forecaster, choice, requirements = self.forecaster, self.choice, self._requirements
         exploration.candidate = None
         if forecaster is None or choice is None or guards.check.alarm:
             return
-        if requirements.held or requirements.recommends or exploration.is_under_way:
-            return
-        if belief.size_limit.largest is not None or belief.sharing.share <= NONE:
+        is_limited = belief.size_limit.largest is not None or belief.sharing.share <= NONE
+        if is_limited or requirements.held or requirements.recommends or exploration.is_under_way:
             return
         if not choice.efficient.holds_now and shows_batches(forecaster.situation, parameters):
             return

@@ -221,13 +221,7 @@ class Tuner:
         chosen = move(scene, alarmed=alarmed, expelled=expelled)
         service = self.belief.service
         if chosen.explores and chosen.step is not None and service is not None:
-            exploration.begin(
-                chosen.step.parameters,
-                self.parameters,
-                service,
-                self._history.now,
-                0.0 if plan.choice.efficient.holds_now else self.belief.load.rate,
-            )
+            exploration.begin(chosen.step.parameters, self.parameters, service, self._history.now)
         if chosen.step is None:
             kept = self._keep(chosen.reason, chosen.message, chosen.target, chosen.capped_by)
             return replace(kept, decided=not chosen.capped_by and not requirements.recommends)
