@@ -18,6 +18,7 @@ from carpool_sidecar.admin.metrics import Exposition
 from carpool_sidecar.admin.signatures import SCHEME, Refused
 from carpool_sidecar.generation.reporting import report_of
 from carpool_sidecar.http1.messages import find
+from carpool_sidecar.protocols.headers import advice
 from carpool_sidecar.tuning.replica_load import ModelLoad
 
 if TYPE_CHECKING:
@@ -306,6 +307,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 verified=verified.value,
                 evidence=evidence,
                 padding=_padding(sidecar, entry),
+                trouble=sidecar.driver.counts.failed_all(entry.lane) or advice(entry.headers.own),
             )
             for entry, (verified, evidence) in ((entry, verifier.state(entry)) for entry in sidecar.models)
         ],

@@ -110,7 +110,8 @@ class Verifier:
         if not self._policy.idempotent and not record.disagreed:
             return Verified.UNVERIFIED, (
                 "the policy says that requests are not idempotent, so no copies are sent to verify batches: "
-                f"if dim 0 of every tensor is the batch, set axis {Axis.FIRST} for the model"
+                f"if dim 0 of every tensor is the batch and rows do not affect each other, set axis {Axis.FIRST} for "
+                "the model"
             )
         return record.state, record.evidence
 

@@ -97,7 +97,8 @@ class Driver:
         state = self.batcher.model(entry.lane)
         # 1. Decide whether it may be merged.
         mergeable, key, check = self._merging.key(exchange, entry, parsed, state)
-        if facts.key != entry.headers:
+        entry.headers.requests += 1
+        if facts.key != entry.headers.key:
             self._merging.note_fragments(entry, facts.key)
         # 2. Set its due time. A request that only uses spare capacity has no SLO, so it has none.
         waits = facts.batch

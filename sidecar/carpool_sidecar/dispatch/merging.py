@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from carpool_sidecar.axis_verification.record import REFUTED, UNVERIFIED
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.headers import differing
+from carpool_sidecar.protocols.headers import advice
 from carpool_sidecar.protocols.padding import TOO_LARGE, Fit
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ class Merging:
 
     def note_fragments(self, entry: Entry, key: bytes) -> None:
         """Count the headers in which a request differs from the one before it."""
-        if entry.headers is not None:
-            self._counts.separated(differing(entry.headers, key))
-        entry.headers = key
+        self._counts.separated(entry.headers.note(key))
+        own = entry.headers.own
+        if own and not entry.headers.reported:
+            entry.headers.reported = True
+            self._log.warning("requests share no batches", extra={"model": entry.lane, "detail": advice(own)})

@@ -41,6 +41,17 @@ class RequestCounts:
         key = (model, protocol, status)
         self.answers[key] = self.answers.get(key, 0) + 1
 
+    def failed_all(self, model: str) -> str:
+        """Return a sentence on the answers to a model's requests if there was none with success; else ""."""
+        answers: dict[int, int] = {}
+        for (name, _, status), count in self.answers.items():
+            if name == model:
+                answers[status] = answers.get(status, 0) + count
+        if not answers or any(200 <= status < 300 for status in answers):
+            return ""
+        counted = ", ".join(f"{count} with {status}" for status, count in sorted(answers.items()))
+        return f"no request was answered with success: {counted}"
+
     def took(self, model: str, seconds: float) -> None:
         """Add the seconds from a request's arrival to its successful answer."""
         self.duration_seconds[model] = self.duration_seconds.get(model, 0.0) + seconds

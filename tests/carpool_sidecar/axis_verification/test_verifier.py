@@ -260,7 +260,7 @@ async def test_another_model_is_verified_anew_and_what_was_under_way_says_nothin
     await asked(sidecar, client, load, requests=1, seed=17)
     await world.until(lambda: held)
     sidecar._changed(entry)
-    assert state(sidecar) == ("unverified", "not verified yet: no single request was answered")
+    assert state(sidecar) == ("unverified", "not verified yet: no single request was answered with success")
     held[0].respond(500, [], b"")
     await idle(world, sidecar)
     assert sidecar.driver.verifier.results == {}
@@ -395,7 +395,7 @@ async def test_stats_metrics_and_log_say_what_is_known(world, served, load, ask_
     await client.send(b"POST", target, body, headers)
     (model,) = (await admin.get(b"/v1/stats")).json["models"]
     assert (model["merges"], model["verified"]) == (False, "unverified")
-    assert model["evidence"] == "not verified yet: 1 of 8 single requests were answered"
+    assert model["evidence"] == "not verified yet: 1 of 8 single requests were answered with success"
     told = await load(client, "v1")
     (model,) = (await admin.get(b"/v1/stats")).json["models"]
     assert (model["merges"], model["verified"]) == (False, "refuted")

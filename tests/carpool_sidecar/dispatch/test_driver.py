@@ -17,6 +17,7 @@ from carpool_sidecar.dispatch.waiters import Waiter
 from carpool_sidecar.http1.client.calls import UpstreamError
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.models import MAX_ENTRIES, OTHER
+from carpool_sidecar.protocols.headers import WINDOW
 
 JSON = (b"Content-Type", b"application/json")
 LENGTH = b"Inference-Header-Content-Length"
@@ -596,3 +597,31 @@ async def test_rows_of_batches_count_callers_of_every_priority(world):
     for priority in (b"normal", b"batch"):
         assert (await client.predict(b"1, 2", [(b"x-carpool-priority", priority)])).status == 200
     assert sidecar.driver.counts.batch_rows == {"m": 4}
+
+
+async def test_a_header_with_its_own_value_in_each_request_is_named_once_with_the_fix(world, caplog):
+    sidecar, client = await world.start()
+    admin = world.client(sidecar.admin_address)
+    for number in range(3 * WINDOW):
+        assert (await client.predict(b"1", [(b"x-user-id", b"%d" % number)])).status == 200
+    advised = (
+        "almost every request has its own `x-user-id`, so they share no batches; "
+        "if the model ignores it: batchAcross: [x-user-id]"
+    )
+    assert [record.detail for record in caplog.records if record.message == "requests share no batches"] == [advised]
+    (model,) = (await admin.get(b"/v1/stats")).json["models"]
+    assert model["trouble"] == advised
+
+
+async def test_a_model_that_answers_no_request_with_success_is_reported_with_the_codes(world):
+    sidecar, client = await world.start()
+    admin = world.client(sidecar.admin_address)
+    echo, world.model.behave = world.model.behave, lambda exchange: exchange.respond(401, [], b"{}")
+    for _ in range(3):
+        await client.predict(b"1")
+    (model,) = (await admin.get(b"/v1/stats")).json["models"]
+    assert model["trouble"] == "no request was answered with success: 3 with 401"
+    world.model.behave = echo
+    await client.predict(b"1")
+    (model,) = (await admin.get(b"/v1/stats")).json["models"]
+    assert model["trouble"] == ""
