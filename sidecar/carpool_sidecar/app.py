@@ -110,7 +110,7 @@ class DataApp:
         if isinstance(endpoint, Endpoint):
             most = f"body: larger than bodies.maxRequest ({Quantity(self._max_body)})"
             why = most if too_large else "body: bodies.maxBuffered has no room"
-            self._driver.counts.not_merged(self._models.entry(endpoint).lane, "limits", why)
+            self._driver.counts.not_merged(self._models.label(endpoint.model), "limits", why)
 
     def request(self, exchange: Exchange) -> None:
         """Take a request whose body is complete."""

@@ -12,6 +12,9 @@ async def test_bodies_over_the_limit_are_forwarded_and_not_batched(world):
     assert sidecar.data.buffered_bytes == 0
     assert sidecar.driver.counts.alone == {("m", "limits"): 1}
     assert sidecar.driver.counts.why == {("m", "limits"): "body: larger than bodies.maxRequest (1Ki)"}
+    await client.predict(b"1" * 2000, model="unknown")
+    assert sidecar.driver.counts.alone["<other>", "limits"] == 1
+    assert len(list(sidecar.models)) == 1
     assert (await client.predict(b"1")).status == 200
     assert sidecar.driver.counts.answers["m", "v1", 200] == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carpool.exchange.decision import Reason
+from carpool.exchange.report import OTHER
 from carpool.policy.durations import format_seconds
 from carpool_cli.live.figures import duration
 
@@ -61,7 +62,7 @@ def not_merged(report: Report) -> list[str]:
 
 def too_large(report: Report, model: str) -> str:
     """Return why bodies for a model were forwarded without being read."""
-    known = (each.detail for each in report.alone if each.model == model and "bodies." in each.detail)
+    known = (each.detail for each in report.alone if each.model in {model, OTHER} and "bodies." in each.detail)
     return next(known, "the body exceeds bodies.maxRequest, or bodies.maxBuffered had no room")
 
 
