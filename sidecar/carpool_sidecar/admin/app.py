@@ -179,7 +179,10 @@ class AdminApp:
         self._draining.add_done_callback(drained)
 
     def _config(self, exchange: Exchange) -> None:
-        """Show the configuration in force, its generation, and what is wrong with the newest version of the file."""
+        """Show the configuration in force, its generation, and what is wrong with the newest version of the file.
+
+        ``data`` is the address of the data port.
+        """
         sidecar = self._sidecar
         config = to_plain(sidecar.config)
         if "drainKey" in config:
@@ -191,6 +194,7 @@ class AdminApp:
                 "running": sidecar.running,
                 "error": None if sidecar.file is None else sidecar.file.error,
                 "tuned": sidecar.control.tunes,
+                "data": sidecar.address,
                 "parameters": {state.name: to_plain(state.in_force) for state in sidecar.batcher.models()},
                 "config": config,
             },
