@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.headers import Facts
 
 
+APART = 10.0
+"""Seconds after a request of a failing caller was kept apart in which a refusal names that as its cause."""
+
+
 class Driver:
     """Drives a Batcher for one upstream. ``clock`` returns monotonic seconds, used as the Batcher's ``now``.
 
@@ -200,7 +204,7 @@ class Driver:
                             # Isolating the rows that caused it was too costly: this model's answers can't be merged.
                             self.batcher.model(action.requests[0].model).isolation.quarantined = True
                     case Refusal():
-                        refuse(action)
+                        refuse(action, isolating=self._isolates(action.request.model))
                     case Abort():
                         self._flights.cancel(action.batch)
         finally:
@@ -208,6 +212,11 @@ class Driver:
         wake = self.batcher.wake_at()
         if wake < self._alarm.at:
             self._alarm.set(wake)
+
+    def _isolates(self, model: str) -> bool:
+        """Whether requests of a model that fail were kept apart lately."""
+        apart_at = self.counts.apart_at.get(model, -inf)
+        return bool(self.batcher.model(model).isolation.keys) or self._clock() - apart_at < APART
 
     def _poll(self) -> None:
         self.do(self.batcher.poll(self._clock()))

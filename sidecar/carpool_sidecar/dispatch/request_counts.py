@@ -29,6 +29,8 @@ class RequestCounts:
         """Requests that may not be merged, by model and reason."""
         self.why: dict[tuple[str, str], str] = {}
         """Details on the last of these requests, if the reason alone does not explain it; same keys."""
+        self.apart_at: dict[str, float] = {}
+        """When a request that could be merged was last kept apart, by model."""
         self.unpadded: dict[tuple[str, str], int] = {}
         """Requests of models with a sequence axis that are only batched with requests of equal length; same keys."""
         self.tokens: dict[str, tuple[int, int]] = {}
@@ -97,5 +99,6 @@ class RequestCounts:
         self.batch_sizes = {key: count for key, count in self.batch_sizes.items() if key[0] != model}
         self.unpadded = {key: count for key, count in self.unpadded.items() if key[0] != model}
         self.batch_rows.pop(model, None)
+        self.apart_at.pop(model, None)
         self.tokens.pop(model, None)
         self.duration_seconds.pop(model, None)

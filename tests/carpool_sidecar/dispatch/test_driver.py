@@ -178,6 +178,23 @@ async def test_who_would_be_late_is_503_at_once(world):
     refused = await client.predict(b"3", [(b"x-request-timeout-ms", b"4000")])
     assert (refused.status, refused.json["reason"]) == (503, "predicted-late")
     assert int(refused.header(b"retry-after")) >= 1
+    assert "add replicas" in refused.json["error"]
+    world.model.release()
+    assert (await first).status == 200
+
+
+async def test_a_request_refused_while_failing_ones_are_kept_apart_names_them_as_the_cause(world):
+    echo = world.model.behave
+    sidecar, client = await world.start()
+    world.model.behave = lambda exchange: exchange.respond(500, [], b"{}")
+    assert (await client.predict(b"0")).status == 500
+    world.model.behave = echo
+    first, _ = await world.queue_behind(sidecar, client, [])
+    sidecar.batcher.learn("m", Estimate(times=(0.0, 9.0), upper=(0.0, 9.0)), sidecar.clock())
+    refused = await client.predict(b"3", [(b"x-request-timeout-ms", b"4000")])
+    assert (refused.status, refused.json["reason"]) == (503, "predicted-late")
+    assert "requests that fail are sent alone" in refused.json["error"]
+    assert "replicas" not in refused.json["error"]
     world.model.release()
     assert (await first).status == 200
 
