@@ -39,7 +39,10 @@ def not_merged(report: Report) -> list[str]:
         fix = f"carpool up --axis {entry.name}=First"
         if entry.verified in {"unverified", "refuted", "contradicted"}:
             lines.append(f"{name}  batches {entry.verified}: {entry.evidence}")
-            if entry.verified == "contradicted":
+            lane = report.lanes.get(entry.lane)
+            if entry.verified == "contradicted" and lane is not None and lane.quarantined:
+                lines[-1] += "; its requests are sent alone"
+            elif entry.verified == "contradicted":
                 lines[-1] += (
                     "; its requests are merged all the same: to stop that, remove the model's `axis: First` from the "
                     f"policy, or --axis {entry.name}=First"

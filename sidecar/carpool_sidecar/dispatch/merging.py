@@ -29,7 +29,7 @@ UNCHARGED = 8192
 """Bytes that a request may take beside its body without being counted: each takes a few kilobytes anyway."""
 
 KEPT_APART = {
-    "quarantined": "an answer to a batch had another number of rows",
+    "quarantined": "an answer to a batch could not be divided by rows",
     "failing-caller": "an earlier request of this caller with the same key failed by itself",
 }
 """Reasons for which the Batcher sends a mergeable request alone, and what each means."""

@@ -224,6 +224,22 @@ def test_models_whose_batches_are_not_verified_are_reported():
     ]
 
 
+def test_a_contradicted_model_that_is_sent_alone_is_said_to_be():
+    lane = Lane(parameters=Parameters(), pass_through=False, queued_requests=0, cap=8, quarantined=True)
+    entry = ModelEntry(
+        name="m",
+        version="",
+        lane="m",
+        merges=True,
+        max_batch=None,
+        axis="First",
+        verified="contradicted",
+        evidence="why",
+    )
+    report = replace(of([entry]), lanes={"m": lane})
+    assert not_merged(report) == ["m  batches contradicted: why; its requests are sent alone"]
+
+
 @pytest.mark.parametrize("trouble", ["no request was answered with success: 3 with 401", "every request has its own x"])
 def test_what_has_to_be_solved_first_stands_before_the_state_and_no_axis_is_offered(trouble):
     entry = ModelEntry(
