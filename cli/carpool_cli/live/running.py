@@ -180,12 +180,10 @@ def _chosen(report: Report, model: str | None, client: AdminClient) -> str:
         )
     if not asked:
         others = sum(each.requests for each in report.forwarded if each.method == "POST")
-        passed = (
-            f"; the {others} that came were for other paths: carpool explain {address} names them" if others else ""
-        )
+        passed = f", but {number(others)} to other paths (carpool explain {address} names them)" if others else ""
         raise AdminError(
-            f"no request that could be batched has come to {address} yet, which is inference of V1 or V2{passed}: "
-            f"send some, e.g. {_send(client)}"
+            f"no request that could be batched has come to {address} yet{passed}: send inference requests of V1 or V2, "
+            f"e.g. {_send(client)}"
         )
     names = ", ".join(name or '""' for name in asked)
     if model is None:

@@ -215,8 +215,9 @@ class Driver:
 
     def _isolates(self, model: str) -> bool:
         """Whether requests of a model that fail were kept apart lately."""
+        isolation = self.batcher.model(model).isolation
         apart_at = self.counts.apart_at.get(model, -inf)
-        return bool(self.batcher.model(model).isolation.keys) or self._clock() - apart_at < APART
+        return not isolation.quarantined and (bool(isolation.keys) or self._clock() - apart_at < APART)
 
     def _poll(self) -> None:
         self.do(self.batcher.poll(self._clock()))

@@ -65,7 +65,8 @@ class Merging:
         if reason is not None:
             self._note_alone(entry, reason, parsed.why)
         elif apart := state.isolation.keeps_apart(exchange.peer, key, parsed.rows, state.cap):
-            self._counts.apart_at[entry.lane] = self._clock()
+            if not state.isolation.quarantined:
+                self._counts.apart_at[entry.lane] = self._clock()
             self._note_alone(entry, apart, KEPT_APART[apart])
         return reason is None, key, check
 

@@ -30,7 +30,7 @@ class RequestCounts:
         self.why: dict[tuple[str, str], str] = {}
         """Details on the last of these requests, if the reason alone does not explain it; same keys."""
         self.apart_at: dict[str, float] = {}
-        """When a request that could be merged was last kept apart, by model."""
+        """When a request of a failing caller was last kept apart, by model."""
         self.unpadded: dict[tuple[str, str], int] = {}
         """Requests of models with a sequence axis that are only batched with requests of equal length; same keys."""
         self.tokens: dict[str, tuple[int, int]] = {}

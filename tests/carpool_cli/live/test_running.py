@@ -179,7 +179,7 @@ def test_token_streams_are_said_not_to_be_forecast():
 def test_requests_for_other_paths_are_said_to_have_come():
     embed = Forwarded(method="POST", path="/embed", requests=42, hits=42, durations=[])
     passed = client(models={"m": stats(arrivals=0)}, forwarded=[embed, replace(embed, method="GET")])
-    with pytest.raises(AdminError, match=r"inference of V1 or V2; the 42 that came were for other paths: carpool exp"):
+    with pytest.raises(AdminError, match=r"yet, but 42 to other paths \(carpool explain http.* names them\): send inf"):
         running.read(passed, None)
 
 
@@ -191,7 +191,7 @@ def test_requests_that_name_no_model_are_a_model():
     ("lanes", "counted", "says"),
     [
         ({}, {"arrivals": 0}, "no request that could be batched has come to http://127.0.0.1:9090 yet"),
-        ({}, {"arrivals": 0}, "send some, e.g. carpool bench http://127.0.0.1:8263 --model NAME"),
+        ({}, {"arrivals": 0}, "send inference requests of V1 or V2, e.g. carpool bench http://127.0.0.1:8263"),
         ({"arrivals": []}, {}, "does not say when they came: it is an older sidecar's, update it"),
         ({"arrivals": [(1.0, 1)]}, {"arrivals": 1}, "a single request to m is no load: send more"),
         ({}, {"cells": []}, r"batch latency of m is unknown: no batch was measured yet"),

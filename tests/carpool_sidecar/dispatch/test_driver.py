@@ -195,6 +195,9 @@ async def test_a_request_refused_while_failing_ones_are_kept_apart_names_them_as
     assert (refused.status, refused.json["reason"]) == (503, "predicted-late")
     assert "requests that fail are sent alone" in refused.json["error"]
     assert "replicas" not in refused.json["error"]
+    sidecar.batcher.model("m").isolation.quarantined = True  # all are sent alone then, whether requests fail or not
+    refused = await client.predict(b"4", [(b"x-request-timeout-ms", b"4000")])
+    assert "add replicas" in refused.json["error"]
     world.model.release()
     assert (await first).status == 200
 
