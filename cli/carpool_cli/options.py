@@ -16,7 +16,7 @@ from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.spec import Objective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from carpool_sidecar.http1.messages import Headers
@@ -258,6 +258,24 @@ def header_fields(_: click.Context, parameter: click.Parameter, values: tuple[st
             raise click.BadParameter(f"{value!r}: write e.g. 'x-api-key: secret'", param=parameter)
         fields.append((name.strip().encode(), content.strip().encode()))
     return fields
+
+
+HEADERS = click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    callback=header_fields,
+    help="Header field to add, 'name: value', with --upstream; repeatable.",
+)
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """Return a command's words without the values of header fields, which may be credentials."""
+    shown = [re.sub(r"^(--header=[^:]*):.*", r"\1: ...", each, flags=re.DOTALL) for each in arguments]
+    for at, each in enumerate(shown[:-1]):
+        if each == "--header":
+            shown[at + 1] = shown[at + 1].partition(":")[0] + ": ..."
+    return shown
 
 
 def objective_options(command: Callable[..., Any]) -> Callable[..., Any]:

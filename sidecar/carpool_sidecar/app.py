@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from carpool.batching.requests import Request
+from carpool.policy.durations import Quantity
 from carpool_sidecar.admin.forwarded import Forwarded
 from carpool_sidecar.generation import picker
 from carpool_sidecar.generation.requests import recognise
@@ -73,6 +74,7 @@ class DataApp:
             exchange.context = picker.PickerMetrics(exchange, self._backend, self._streams)
             exchange.context.begin()
         elif endpoint is None or (exchange.length > self._max_body and forwards):
+            self._count_unread(endpoint, too_large=True)
             self._forward(exchange, inference=isinstance(endpoint, Endpoint))
         elif isinstance(endpoint, Endpoint):
             exchange.context = endpoint
@@ -98,9 +100,17 @@ class DataApp:
         endpoint = exchange.context
         if not too_large and not (isinstance(endpoint, Endpoint) and self._driver.sends_alone(endpoint)):
             return False
+        self._count_unread(endpoint, too_large=too_large)
         exchange.context = self._backend.forward(exchange, inference=isinstance(endpoint, Endpoint))
         exchange.context.begin(whole=False)
         return True
+
+    def _count_unread(self, endpoint: object, *, too_large: bool) -> None:
+        """Count a request for inference that is forwarded without being read."""
+        if isinstance(endpoint, Endpoint):
+            most = f"body: larger than bodies.maxRequest ({Quantity(self._max_body)})"
+            why = most if too_large else "body: bodies.maxBuffered has no room"
+            self._driver.counts.not_merged(self._models.label(endpoint.model), "limits", why)
 
     def request(self, exchange: Exchange) -> None:
         """Take a request whose body is complete."""

@@ -14,7 +14,8 @@ import msgspec
 
 from carpool.policy.spec import Axis as AxisChoice
 from carpool_sidecar.axis_verification.record import REFUTED, Record
-from carpool_sidecar.protocols.models import Axis, axis_from_config, axis_from_metadata
+from carpool_sidecar.protocols.headers import Separation
+from carpool_sidecar.protocols.models import Axis, axis_from_config, axis_from_metadata, fix
 from carpool_sidecar.protocols.padding import Sequence as SequenceAxis
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ class Entry:
         """Requests that wait or are in a batch."""
         self.seen: bytes | None = None
         """The server's last metadata of it."""
-        self.headers: bytes | None = None
-        """The header part of the last request's key."""
+        self.headers = Separation()
+        """Which headers separate its requests."""
         self.axis: Axis | None = None
         self.loading = False
         """Whether the server may describe it soon: its last answer was a failure of its own, or none."""
@@ -300,8 +301,8 @@ class Resolver:
             axis = Axis(
                 "None",
                 None,
-                f"the server answers {path} with {answer.status}, so its batch axis is not known: if dim 0 of every "
-                f"tensor is the batch, set `models: [{{name: {entry.model}, axis: First}}]`",
+                f"the server answers {path} with {answer.status}: `instances` of V1 are batched once the first "
+                f"requests have verified it; the batch axis of other requests is not known: {fix(entry.model)}",
             )
             self._learn(entry, axis)
         else:

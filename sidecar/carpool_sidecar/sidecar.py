@@ -370,9 +370,10 @@ class Sidecar:
 
     def _learned(self, entry: Entry) -> None:
         self.batcher.model(entry.lane).limits.max_rows = self.models.cap(entry.lane)
+        merged = [name for name, alone in (("V1", entry.alone_by_protocol), ("V2", entry.alone)) if alone is None]
         self.log.info(
             "batch axis looked up",
-            extra={"model": entry.model, "merges": entry.alone is None, "detail": entry.reason},
+            extra={"model": entry.model, "merges": " and ".join(merged) or "nothing", "detail": entry.reason},
         )
 
     def _changed(self, entry: Entry) -> None:

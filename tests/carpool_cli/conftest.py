@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,6 +109,59 @@ def standing_in() -> Callable[..., object]:
 @pytest.fixture
 def nasty(tiny) -> Callable[..., object]:
     return lambda *options: standin(tiny, *options)
+
+
+class Guarded:
+    """A V1 and V2 server of one model that wants credentials, and echoes. ``asked``: number of requests."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one(self) -> tuple[int, object]:
+                asked = self.rfile.read(int(self.headers.get("content-length", 0)))
+                server.asked += 1
+                if self.headers["authorization"] != "Bearer x":
+                    return 401, {"error": "who are you?"}
+                if "/models/m" not in self.path:
+                    return 404, {"error": "no such model"}
+                if not asked:
+                    tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 2]}
+                    return 200, {"name": "m", "inputs": [tensor], "outputs": [tensor]}
+                body = json.loads(asked)
+                if "instances" in body:
+                    return 200, {"predictions": body["instances"]}
+                return 200, {"model_name": "m", "outputs": body["inputs"]}
+
+            def do_POST(self) -> None:
+                status, said = self.handle_one()
+                text = json.dumps(said).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_GET = do_POST  # noqa: N815 - the base class's name
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guarded]:
+    found = Guarded()
+    thread = threading.Thread(target=found.http.serve_forever)
+    thread.start()
+    yield found
+    found.http.shutdown()
+    thread.join()
+    found.http.server_close()
 
 
 @pytest.fixture

@@ -10,6 +10,11 @@ async def test_bodies_over_the_limit_are_forwarded_and_not_batched(world):
     assert sidecar.driver.counts.answers == {("", "other", 200): 1}
     assert [call.body for call in world.model.received] == [b'{"instances":[%b]}' % (b"1" * 2000)]
     assert sidecar.data.buffered_bytes == 0
+    assert sidecar.driver.counts.alone == {("m", "limits"): 1}
+    assert sidecar.driver.counts.why == {("m", "limits"): "body: larger than bodies.maxRequest (1Ki)"}
+    await client.predict(b"1" * 2000, model="unknown")
+    assert sidecar.driver.counts.alone["<other>", "limits"] == 1
+    assert len(list(sidecar.models)) == 1
     assert (await client.predict(b"1")).status == 200
     assert sidecar.driver.counts.answers["m", "v1", 200] == 1
 
@@ -31,6 +36,7 @@ async def test_a_body_of_unknown_length_is_forwarded_once_it_is_over_the_limit(w
         writer.close()
         assert world.model.received[-1].body == text
     assert sidecar.driver.counts.answers == {("", "other", 200): 3}
+    assert sidecar.driver.counts.alone == {("m", "limits"): 3}
     await world.until(lambda: sidecar.data.buffered_bytes == 0)
 
 

@@ -156,3 +156,19 @@ async def test_a_new_version_with_a_fixed_wait_beyond_the_slo_is_taken_with_a_wa
     assert sidecar.config.parameters["*"].max_wait == 3600
     (warned,) = [each for each in caplog.records if each.levelname == "WARNING"]
     assert "parameters[*].maxWait: 1h is not below the SLO" in warned.error
+
+
+async def test_a_server_without_v2_is_logged_with_what_becomes_of_its_v1_requests(world, caplog):
+    caplog.set_level("INFO", "carpool")
+    world.model.documents[b"/v2/models/m"] = (404, {})
+    sidecar, client = await world.start(policy={"models": []})
+    assert (await client.predict(b"1")).status == 200
+    await world.until(lambda: "batch axis looked up" in caplog.messages)
+    (line,) = [record for record in caplog.records if record.message == "batch axis looked up"]
+    assert line.merges == "V1"
+    assert line.detail == (
+        "the server answers /v2/models/m with 404: `instances` of V1 are batched once the first requests have verified "
+        "it; the batch axis of other requests is not known: if dim 0 of every tensor is the batch and rows do not "
+        "affect each other, set `models: [{name: m, axis: First}]`"
+    )
+    assert sidecar.models

@@ -261,6 +261,8 @@ class Job:
                 is_last = attempt >= self._retries
                 if error.input_fault or (is_last and error.record):
                     raise
+                if error.final:
+                    raise Stopped(str(error)) from None
                 # A row may make the server hang up, or crash. If it answers others meanwhile, a batch is halved at its
                 # second failure, and a single row is given up after all retries.
                 if is_alive and error.no_answer and (is_last or len(items) > 1):

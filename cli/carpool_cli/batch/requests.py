@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from carpool_cli.batch.formats import BadRow, Item, JsonLines
-from carpool_cli.profiling.targets import Connections, TargetError
+from carpool_cli.profiling.targets import FIXES, Connections, TargetError
 from carpool_sidecar.jobs.api.submission import check_path
 from carpool_sidecar.jobs.records import UNREADABLE, Answer, Outcome, Place, Refused
 from carpool_sidecar.jobs.storage import lines
@@ -40,7 +40,7 @@ LONGEST_WAIT = 600.0
 LATER = {408, 409, 425, 429, 502, 503, 504}
 """Statuses that do not depend on the request: it is sent again, and in the end the run stops."""
 REFUSED = {401, 403}
-"""The same: they concern the caller, not the request."""
+"""Statuses that concern the caller, not the request: the run stops at once."""
 UNCLEAR = 500
 """Sent again, too. In the end the request is at fault: the server may be unable to answer it."""
 
@@ -153,7 +153,9 @@ class Sender:
         if status in LATER | REFUSED:
             wait = answer.headers.get("retry-after", "")
             seconds = min(float(wait), LONGEST_WAIT) if wait.isdecimal() else 0.0
-            raise TargetError(said, input_fault=False, retry_after=seconds)
+            if status in REFUSED:
+                said = f"status {status}, {FIXES[status]}{said.removeprefix(f'status {status}')}"
+            raise TargetError(said, input_fault=False, retry_after=seconds, final=status in REFUSED)
         record = lines.written(line.custom_id, Outcome(of, kept, f"status-{status}"), number=number)
         raise TargetError(said, input_fault=status != UNCLEAR, record=record)
 

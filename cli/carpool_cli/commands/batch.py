@@ -14,7 +14,7 @@ from carpool_cli.batch import shards as sharding
 from carpool_cli.batch.journal import Journal
 from carpool_cli.live.figures import number
 from carpool_cli.load import servers
-from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address, header_fields
+from carpool_cli.options import ADDRESS, DURATION, HEADERS, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
 from carpool_cli.profiling import device_profile
 from carpool_cli.profiling.inflection import inflection
 from carpool_cli.stopped import Interrupted
@@ -97,13 +97,7 @@ Examples:
     help="Of a batch that a server can't take now; waits 1 s, 2 s, 4 s, ...",
 )
 @click.option("--timeout", type=DURATION, help="For one batch of a server.  [default: 60s; with --protocol openai 10m]")
-@click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    callback=header_fields,
-    help="Header field to add, 'name: value', with --protocol openai; repeatable.",
-)
+@HEADERS
 @click.option("--shards", type=click.IntRange(1, 99_999), help="Run one of so many parts of INPUT.")
 @click.option(
     "--shard",
@@ -179,8 +173,8 @@ def command(
     sends = protocol == REQUESTS
     if sends and (upstream is None or source_path.suffix != ".jsonl" or (batch_size or 1) > 1):
         raise click.UsageError("--protocol openai is for .jsonl and --upstream, without --batch-size")
-    if headers and not sends:
-        raise click.UsageError("--header is for --protocol openai only")
+    if headers and upstream is None:
+        raise click.UsageError("--header is for --upstream: a file needs none")
     inputs = [source_path.resolve(), stat.st_size, stat.st_mtime_ns]
     identity = " ".join(map(str, [*inputs, onnx and onnx.resolve(), upstream, model, protocol, *(part or ())]))
     # 1. The size: given, the profile's, or found while running
@@ -292,11 +286,11 @@ def _opened(
     else:
         assert upstream is not None  # noqa: S101 - one of the two, for the type checker
         if protocol == "v1" and given is None:
-            server = targets.ServerTarget(upstream, model, protocol, [], timeout)
+            server = targets.ServerTarget(upstream, model, protocol, [], timeout, headers)
             lines = formats.JsonLines(path, position, number, None, begin.end)
             return lines, server, lambda rows: formats.run_json(server, rows)
-        specs = targets.described(upstream, model, protocol, shape, given, timeout)
-        target = targets.ServerTarget(upstream, model, protocol, specs, timeout)
+        specs = targets.described(upstream, model, protocol, shape, given, timeout, headers)
+        target = targets.ServerTarget(upstream, model, protocol, specs, timeout, headers)
     source: Source = (
         formats.Npz(targets.check_names(target, given), position, begin.end)
         if given is not None

@@ -11,15 +11,16 @@ import click
 import msgspec
 from msgspec import Struct
 
-from carpool.batching.counters import FAILED
+from carpool.batching.counters import FAILED, REJECTED
 from carpool.exchange.report import NOT_FOUND, OTHER
 from carpool.policy.durations import format_seconds
 from carpool_cli.live.admin_client import AdminError, Predicted, client_of
 from carpool_cli.live.figures import Figures, duration, figures_of, number, passed_on
 from carpool_cli.live.jobs import jobs_line
 from carpool_cli.live.streams import engine_line, learned_line, streamed
-from carpool_cli.live.unbatched import message_of, not_batched, not_merged, too_slow
+from carpool_cli.live.unbatched import message_of, not_batched, not_merged, too_large, too_slow
 from carpool_cli.options import ADDRESS, DURATION, Address, opening
+from carpool_sidecar.protocols import route
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -137,9 +138,13 @@ def posted(report: Report) -> list[str]:
         if each.name == f"POST {NOT_FOUND}":
             lines.append(f"{count} to paths that the server does not have (404 or 405): not batched; check the path")
         elif each.name.startswith("POST ") or each.name == OTHER:
+            endpoint = route(each.name.removeprefix("POST ").encode("latin-1"))
+            why = (
+                "not a path of V1 or V2 (docs/protocols.md)" if endpoint is None else too_large(report, endpoint.model)
+            )
             lines.append(
                 f"{each.name}: {count}, p99 {duration(each.p99)}, {each.good_share:.2%} good within the SLO; "
-                "not batched: not a path of V1 or V2 (docs/protocols.md)"
+                f"not batched: {why}"
             )
     return lines
 
@@ -253,6 +258,8 @@ def compared(explanation: Explanation, observed: dict[str, Figures], now: float)
                 f"  {number(count)} failed, by the model or on the way to it: carpool_requests_total has the codes, "
                 "the model's log the reasons"
             )
+        if count := found.misses.get(REJECTED):
+            yield f"  {number(count)} rejected (4xx), which are no misses: carpool_requests_total has the codes"
 
 
 COMPARED = ("p50", "p99", "goodput", "misses", "rows per batch")

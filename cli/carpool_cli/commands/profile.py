@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carpool.policy.durations import format_seconds
+from carpool.policy.durations import Duration, format_seconds
 from carpool_cli.live.figures import number
 from carpool_cli.load import servers
 from carpool_cli.options import (
     ADDRESS,
     DIMS,
     DURATION,
+    HEADERS,
     INPUT_FILE,
     OUTPUT_FILE,
     PICTURE_FILE,
     SHAPE,
     Address,
     FiniteRange,
+    without_secrets,
 )
 from carpool_cli.profiling import device_profile, memory
 from carpool_cli.profiling.device_profile import DeviceProfile
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from carpool_cli.profiling.arrays import Arrays
     from carpool_cli.profiling.memory import MemoryFit
     from carpool_cli.profiling.targets import Target
+    from carpool_sidecar.http1.messages import Headers
 
 VERIFIED_ROWS = 8
 
@@ -105,6 +108,7 @@ Examples:
     help="Of --verify: difference over the largest value.",
 )
 @click.option("--timeout", type=DURATION, default=60.0, help="For one batch of a server.  [default: 60s]")
+@HEADERS
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of random rows.")
 @click.option("--out", type=OUTPUT_FILE, help="Write the profile (JSON) for simulate, recommend and standin.")
 @click.option("--plot", type=PICTURE_FILE, help="Draw batch latency and the time per row to this file (PNG, SVG, PDF).")
@@ -126,6 +130,7 @@ def command(
     verify: bool,
     tolerance: float,
     timeout: float,
+    headers: Headers,
     seed: int,
     out: Path | None,
     plot: Path | None,
@@ -144,18 +149,22 @@ def command(
 
     if (onnx is None) == (upstream is None):
         raise click.UsageError("name --onnx FILE or --upstream URL, one of the two")
+    if headers and upstream is None:
+        raise click.UsageError("--header is for --upstream: a file needs none")
     if dims and onnx is None:
         raise click.UsageError("--dim is for --onnx: give the shape of one row of a server's model with --shape")
     given = arrays.load_npz(inputs_path) if inputs_path is not None else None
     target: Target
+    served = {} if onnx is None else {"onnx": str(onnx.resolve())}
     if onnx is not None:
         onnx_target = targets.OnnxTarget(onnx, threads, dict(dims))
         target = onnx_target
         meter: memory.Meter | None = (memory.gpu() if onnx_target.device == "gpu" else None) or memory.HostMemory()
     else:
         assert upstream is not None  # noqa: S101 - one of the two, for the type checker
-        specs = targets.described(upstream, model, protocol, shape, given, timeout)
-        target = targets.ServerTarget(upstream, model, protocol, specs, timeout)
+        specs = targets.described(upstream, model, protocol, shape, given, timeout, headers)
+        target = targets.ServerTarget(upstream, model, protocol, specs, timeout, headers)
+        served = {} if upstream.path else {"upstream": str(upstream)}
         # A server's own memory is not visible from here, but the GPU that it shares with this host's processes is.
         meter = memory.gpu() if upstream.host in {"127.0.0.1", "localhost", "::1"} else None
     sample = (
@@ -190,7 +199,8 @@ def command(
         measured={
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": platform.platform(),
-            "command": " ".join(sys.argv),
+            "command": " ".join(without_secrets(sys.argv)),
+            **served,
         },
     )
     target.close()
@@ -209,7 +219,7 @@ def command(
         )
     if out is not None:
         device_profile.save(profile, out)
-        click.echo(f"wrote {out}; next: carpool recommend --profile {out} --slo-p99 50ms --rate 100")
+        click.echo(f"wrote {out}; next: carpool recommend --profile {out} --slo-p99 {Duration(slo or 0.05)} --rate 100")
     if plot is not None:
         from carpool_cli.planning import plots  # noqa: PLC0415 - matplotlib is not for every run
 

@@ -21,6 +21,8 @@ from carpool_cli.planning.recommending import highest_load, recommend
 from carpool_cli.profiling import device_profile
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from carpool.policy.spec import BatchingPolicy
     from carpool_cli.planning.recommending import Recommendation
 
@@ -115,7 +117,7 @@ def command(
         rows=rows,
     )
     found = recommend(situation, profile.largest_safe, aim=Aim.of(policy))
-    pasted = _configuration(policy, found)
+    pasted = _configuration(policy, found, profile.measured or {})
     if as_json:
         document = {
             "profile": profile.name,
@@ -132,17 +134,22 @@ def command(
         sys.exit(1)
 
 
-def _configuration(policy: BatchingPolicy, found: Recommendation) -> dict[str, object]:
-    """Return the content of a sidecar's file, without its upstream."""
+def _configuration(
+    policy: BatchingPolicy, found: Recommendation, measured: Mapping[str, str | float]
+) -> dict[str, object]:
+    """Return the content of a sidecar's file; it serves what was ``measured``, if a profile has that."""
     bounds = {name: value for name, value in to_plain(policy.bounds).items() if value}
+    fields = (("upstream", "url"), ("onnx", "path"))
+    served = {name: {field: measured[name]} for name, field in fields if name in measured}
     return {
+        **served,
         "policy": {
             "slo": to_plain(policy.slo),
             "objective": policy.objective.value,
             "targetUtilizationPercent": policy.target_utilization_percent,
             **({"bounds": bounds} if bounds else {}),
             "baseline": to_plain(found.parameters),
-        }
+        },
     }
 
 
@@ -183,7 +190,15 @@ def _show(found: Recommendation, pasted: dict[str, object]) -> None:
         f"{found.mean_batch:.3g} rows per batch, device {found.utilization:.0%} busy"
     )
     click.echo(highest_load(found))
-    click.echo("\n# sidecar.yaml, for `carpool up --config sidecar.yaml --upstream http://127.0.0.1:9000` (or --onnx).")
+    if "policy" in list(pasted)[:1]:
+        click.echo(
+            "\n# sidecar.yaml, for `carpool up --config sidecar.yaml --upstream http://127.0.0.1:9000` (or --onnx)."
+        )
+        click.echo('# carpool-sidecar also needs what it serves: add `upstream: {url: "http://127.0.0.1:9000"}`')
+    else:
+        click.echo(
+            "\n# sidecar.yaml, for `carpool-sidecar --config sidecar.yaml` or `carpool up --config sidecar.yaml`"
+        )
     click.echo("# the tuner starts from this baseline; `tuning: {mode: Hold}` beside it freezes it")
     click.echo(yaml.safe_dump(pasted, sort_keys=False).rstrip())
 

@@ -86,6 +86,10 @@ class Explanation(Struct, frozen=True, rename="camel"):
     last_busy: dict[str, LastBusy] = {}
 
 
+EVERYWHERE = {"0.0.0.0", "::", "[::]"}  # noqa: S104 - recognized, not listened on
+"""Hosts of ports that listen on every address: no client can connect to these names."""
+
+
 class AdminClient:
     """Queries one admin port, with a connection per request. ``timeout`` in seconds.
 
@@ -125,6 +129,16 @@ class AdminClient:
             raise self._differs("/v1/config", error) from None
         except (KeyError, TypeError):
             raise self._other("/v1/config") from None
+
+    def data_address(self) -> str:
+        """Return the URL of the data port; ``http://127.0.0.1:8080`` if the sidecar, an older one, does not say it.
+
+        Raises ``AdminError``.
+        """
+        document = self.get("/v1/config")
+        named = document.get("data") if isinstance(document, dict) else None
+        host, _, port = str(named or "127.0.0.1:8080").rpartition(":")
+        return f"http://{self.address.host if host in EVERYWHERE else host}:{port}"
 
     def explanation(self) -> Explanation:
         """Return the last decisions.

@@ -75,7 +75,7 @@ def read(client: AdminClient, model: str | None) -> Running:
     """
     report, policy, explained = client.report(arrivals=True), client.policy(), client.explanation()
     address = str(client.address)
-    name = _chosen(report, model, address)
+    name = _chosen(report, model, client)
     lane, stats = report.lanes[name], report.stats.models[name]
     if not lane.arrivals:
         raise AdminError(
@@ -83,12 +83,12 @@ def read(client: AdminClient, model: str | None) -> Running:
             "came: it is an older sidecar's, update it"
         )
     if lane.arrivals[-1][0] <= lane.arrivals[0][0]:
-        raise AdminError(f"a single request to {name or 'the model'} is no load: send more, e.g. {_SEND}")
+        raise AdminError(f"a single request to {name or 'the model'} is no load: send more, e.g. {_send(client)}")
     service = learned(stats, lane)
     if service is None:
         raise AdminError(
             f"batch latency of {name or 'the model'} is unknown: no batch was measured yet (the first of each size is "
-            f"not); wait, or send requests, e.g. {_SEND}"
+            f"not); wait, or send requests, e.g. {_send(client)}"
         )
     limits, largest_safe, notes = _limits(report, name, policy)
     if service.executors >= service.largest_in_flight:
@@ -118,7 +118,9 @@ def read(client: AdminClient, model: str | None) -> Running:
     )
 
 
-_SEND = "carpool bench http://127.0.0.1:8080 --model NAME --rate 100"
+def _send(client: AdminClient) -> str:
+    """Return a command that sends requests to a sidecar."""
+    return f"carpool bench {client.data_address()} --model NAME --rate 100"
 
 
 def learned(stats: ModelStats, lane: Lane) -> ServiceTime | None:
@@ -167,8 +169,9 @@ def asked_for(report: Report) -> list[str]:
     return sorted(name for name in report.lanes if report.stats.models.get(name, ModelStats()).arrivals)
 
 
-def _chosen(report: Report, model: str | None, address: str) -> str:
+def _chosen(report: Report, model: str | None, client: AdminClient) -> str:
     """Return the name of the requested model, or of the only one with requests."""
+    address = str(client.address)
     asked = asked_for(report)
     if not asked and only_streams(report):
         raise AdminError(
@@ -176,7 +179,12 @@ def _chosen(report: Report, model: str | None, address: str) -> str:
             f"them. carpool explain {address} shows them; carpool simulate --generative forecasts a gate"
         )
     if not asked:
-        raise AdminError(f"no request that could be batched has come to {address} yet: send some, e.g. {_SEND}")
+        others = sum(each.requests for each in report.forwarded if each.method == "POST")
+        passed = f", but {number(others)} to other paths (carpool explain {address} names them)" if others else ""
+        raise AdminError(
+            f"no request that could be batched has come to {address} yet{passed}: send inference requests of V1 or V2, "
+            f"e.g. {_send(client)}"
+        )
     names = ", ".join(name or '""' for name in asked)
     if model is None:
         if len(asked) > 1:

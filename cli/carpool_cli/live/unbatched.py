@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carpool.exchange.decision import Reason
+from carpool.exchange.report import OTHER
 from carpool.policy.durations import format_seconds
 from carpool_cli.live.figures import duration
 
@@ -33,11 +34,24 @@ def not_merged(report: Report) -> list[str]:
     lines = []
     for entry in report.models:
         name = f"{entry.name or 'model'}{f' version {entry.version}' if entry.version else ''}"
+        if entry.trouble:
+            lines.append(f"{name}  {entry.trouble}")
         fix = f"carpool up --axis {entry.name}=First"
         if entry.verified in {"unverified", "refuted", "contradicted"}:
             lines.append(f"{name}  batches {entry.verified}: {entry.evidence}")
-            if entry.verified == "unverified":
-                lines[-1] += f"; to batch without that, if dim 0 of every tensor is the batch: {fix}"
+            lane = report.lanes.get(entry.lane)
+            if entry.verified == "contradicted" and lane is not None and lane.quarantined:
+                lines[-1] += "; its requests are sent alone"
+            elif entry.verified == "contradicted":
+                lines[-1] += (
+                    "; its requests are merged all the same: to stop that, remove the model's `axis: First` from the "
+                    f"policy, or --axis {entry.name}=First"
+                )
+            elif entry.verified == "unverified" and not entry.trouble:
+                lines[-1] += (
+                    "; to batch without that, if dim 0 of every tensor is the batch, and no row's answer depends on "
+                    f"the other rows of its batch: {fix}"
+                )
         elif "check its name" in entry.axis:
             lines.append(f"{name}  is only in the policy: {entry.axis}")
         elif not entry.merges:
@@ -47,6 +61,12 @@ def not_merged(report: Report) -> list[str]:
         if entry.padding:
             lines.append(f"{name}  padding {entry.padding}")
     return lines
+
+
+def too_large(report: Report, model: str) -> str:
+    """Return why bodies for a model were forwarded without being read."""
+    known = (each.detail for each in report.alone if each.model in {model, OTHER} and "bodies." in each.detail)
+    return next(known, "the body exceeds bodies.maxRequest, or bodies.maxBuffered had no room")
 
 
 def not_batched(report: Report) -> set[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from carpool_cli.options import Address
+    from carpool_sidecar.http1.messages import Headers
 
 Protocol: TypeAlias = Literal["v1", "v2", "v2-binary"]
 PROTOCOLS: tuple[Protocol, ...] = ("v1", "v2", "v2-binary")
@@ -120,14 +121,15 @@ def check_reachable(address: Address, timeout: float) -> None:
         ) from None
 
 
-def inputs_of(address: Address, model: str, timeout: float) -> list[InputSpec]:
+def inputs_of(address: Address, model: str, timeout: float, headers: Headers = ()) -> list[InputSpec]:
     """Ask a V2 server for the inputs of a model; open dimensions other than the rows get ``GUESSED_DIM``.
 
     Raises ``click.ClickException`` with the alternative.
     """
     path = f"{address.path}/v2/models/{model}"
     try:
-        status, body = get(address, path, timeout)
+        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        status, body = get(address, path, timeout, fields)
     except NO_ANSWER as error:
         why = str(error) or type(error).__name__
         raise click.ClickException(

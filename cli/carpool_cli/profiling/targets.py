@@ -27,13 +27,22 @@ if TYPE_CHECKING:
 
     from carpool_cli.options import Address
     from carpool_cli.profiling.arrays import Arrays
+    from carpool_sidecar.http1.messages import Headers
+
+
+FIXES = {
+    401: "which wants other credentials: name them with --header",
+    403: "which does not allow this caller: check --header",
+    404: "which does not have this model: check --model",
+}
+"""Statuses that no other try would change, and what to do."""
 
 
 class TargetError(Exception):
     """A batch without an answer. ``input_fault``: the model rejected this input, so other rows may succeed.
 
     ``record``: what is stored if the batch is given up; ``retry_after`` in seconds, from the server. ``no_answer``: it
-    gave none, which the input may have caused, too.
+    gave none, which the input may have caused, too. ``final``: every other request would get the same answer.
     """
 
     def __init__(
@@ -44,12 +53,14 @@ class TargetError(Exception):
         record: bytes = b"",
         retry_after: float = 0.0,
         no_answer: bool = False,
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.input_fault = input_fault
         self.record = record
         self.retry_after = retry_after
         self.no_answer = no_answer
+        self.final = final
 
 
 class Target(Protocol):
@@ -136,7 +147,7 @@ class Connections:
             self._local.connection = connection
             self._connections.append(connection)
         try:
-            connection.request("POST", path, body, {name.decode(): value.decode() for name, value in headers})
+            connection.request("POST", path, body, {name.decode(): value.decode("latin-1") for name, value in headers})
             with connection.getresponse() as answer:
                 return answer, answer.read()
         except NO_ANSWER as error:
@@ -163,13 +174,20 @@ class ServerTarget:
     """A model behind HTTP. V1 takes one input, whose name is not sent, or columns as objects."""
 
     def __init__(
-        self, address: Address, model: str, protocol: servers.Protocol, inputs: list[InputSpec], timeout: float
+        self,
+        address: Address,
+        model: str,
+        protocol: servers.Protocol,
+        inputs: list[InputSpec],
+        timeout: float,
+        headers: Headers = (),
     ) -> None:
         self.name = f"{model} at {address}"
         self.inputs = inputs
         self._address = address
         self._protocol = protocol
         self._path = servers.target(address, protocol, model)
+        self._headers = headers
         self._server = Connections(address, timeout)
         self.abandon = self._server.abandon
 
@@ -188,13 +206,17 @@ class ServerTarget:
 
         Raises ``TargetError``.
         """
-        answer, body = self._server.post(self._path, request.body, request.headers)
+        answer, body = self._server.post(self._path, request.body, [*request.headers, *self._headers])
         if answer.status != 200:
             said = body[:200].decode("utf-8", "replace")
             # Most 4xx, and 500, depend on this input; 429, 503 and the like on the moment.
             fault = answer.status in {400, 413, 415, 422, 500}
-            hint = f" (check --model: {self.name})" if answer.status == 404 else ""
-            raise TargetError(f"status {answer.status}: {said}{hint}", input_fault=fault)
+            hint = FIXES.get(answer.status, "")
+            raise TargetError(
+                f"status {answer.status}{hint and f' of {self.name}, {hint}'}: {said}",
+                input_fault=fault,
+                final=bool(hint),
+            )
         length = answer.headers.get(tensors.HEADER_LENGTH.decode())
         return (length.encode() if length is not None else None), body
 
@@ -228,6 +250,7 @@ def described(
     row: tuple[int, ...] | None,
     given: Arrays | None,
     timeout: float,
+    headers: Headers = (),
 ) -> list[InputSpec]:
     """Return the inputs of a server's model: as given, else of the given shape, else from its metadata."""
     if given is not None:
@@ -235,7 +258,7 @@ def described(
         return [InputSpec(name, datatypes[name], array.shape[1:]) for name, array in given.items()]
     if protocol == "v1" or row is not None:
         return [InputSpec("input", "FP32", row or (servers.GUESSED_DIM,))]
-    return servers.inputs_of(address, model, timeout)
+    return servers.inputs_of(address, model, timeout, headers)
 
 
 def check_names(target: Target, given: Arrays) -> Arrays:

@@ -86,6 +86,8 @@ class ModelEntry(Struct, frozen=True, rename="camel", kw_only=True):
     """A sentence about it: what was compared, or what differed."""
     padding: str = ""
     """Whether requests of different lengths share batches, why not, and how much is padding; "": no sequence axis."""
+    trouble: str = ""
+    """What has to be solved before batching can help: no request succeeds, or each has its own header; "": nothing."""
 
 
 class Alone(Struct, frozen=True, omit_defaults=True):
@@ -98,11 +100,9 @@ class Alone(Struct, frozen=True, omit_defaults=True):
     """Details on the last of them, if the reason leaves something open."""
 
 
-NOT_FOUND = "<not found>"
-"""Stands for all paths that the upstream only answers with 404 or 405: callers can invent them."""
-
-OTHER = "<other>"
-"""Stands for paths beyond the limit."""
+NOT_FOUND, OTHER = "<not found>", "<other>"
+"""Stand for all paths that the upstream only answers with 404 or 405, as callers can invent them; and for paths beyond
+the limit."""
 
 
 class Forwarded(Struct, frozen=True, kw_only=True):

@@ -354,7 +354,7 @@ class BatchingPolicy(Camel, frozen=True):
         limits = self.limits()
         for name, value, low, high in (
             ("maxBatch", self.baseline.max_batch, limits.min_batch, limits.max_batch),
-            ("maxWait", self.baseline.max_wait, limits.min_wait, limits.max_wait),
+            ("maxWait", self.baseline.max_wait, Duration(limits.min_wait), Duration(limits.max_wait)),
             ("maxInFlight", self.baseline.max_in_flight, limits.min_in_flight, limits.max_in_flight),
         ):
             # Nobody wrote the default down: it moves to the nearest value allowed.

@@ -18,6 +18,7 @@ from carpool_sidecar.admin.metrics import Exposition
 from carpool_sidecar.admin.signatures import SCHEME, Refused
 from carpool_sidecar.generation.reporting import report_of
 from carpool_sidecar.http1.messages import find
+from carpool_sidecar.protocols.headers import advice
 from carpool_sidecar.tuning.replica_load import ModelLoad
 
 if TYPE_CHECKING:
@@ -178,7 +179,10 @@ class AdminApp:
         self._draining.add_done_callback(drained)
 
     def _config(self, exchange: Exchange) -> None:
-        """Show the configuration in force, its generation, and what is wrong with the newest version of the file."""
+        """Show the configuration in force, its generation, and what is wrong with the newest version of the file.
+
+        ``data`` is the address of the data port.
+        """
         sidecar = self._sidecar
         config = to_plain(sidecar.config)
         if "drainKey" in config:
@@ -190,6 +194,7 @@ class AdminApp:
                 "running": sidecar.running,
                 "error": None if sidecar.file is None else sidecar.file.error,
                 "tuned": sidecar.control.tunes,
+                "data": sidecar.address,
                 "parameters": {state.name: to_plain(state.in_force) for state in sidecar.batcher.models()},
                 "config": config,
             },
@@ -306,6 +311,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 verified=verified.value,
                 evidence=evidence,
                 padding=_padding(sidecar, entry),
+                trouble=sidecar.driver.counts.failed_all(entry.lane) or advice(entry.headers.own),
             )
             for entry, (verified, evidence) in ((entry, verifier.state(entry)) for entry in sidecar.models)
         ],

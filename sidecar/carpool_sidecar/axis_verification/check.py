@@ -334,14 +334,15 @@ class Check:
         if self.trouble:
             return f"not verified yet: {self.trouble}"
         if self.pace.answers < LONE:
-            return f"not verified yet: {self.pace.answers} of {LONE} single requests were answered"
+            return f"not verified yet: {self.pace.answers} of {LONE} single requests were answered with success"
         if self.only is not None:
             return "only identical requests are merged: others whose answers differ were not seen yet"
         if len(self.samples.group()) < 2:
-            return (
-                f"not verified yet: {self.pace.answers} answers had the right rows, but no two requests of one shape "
-                "had different answers, so that a batch could not show a mix-up"
-            )
+            if len(self.samples.kept) > 1:
+                what = "no two of the requests could share a batch: they differ in a header or in their shape"
+            else:
+                what = "every answer was the same, so a merged batch would show nothing"
+            return f"not verified yet: {self.pace.answers} answers had the right rows, but {what}"
         return f"not verified yet: {self.agreed} of {TRIALS} trial batches agreed"
 
 

@@ -87,7 +87,7 @@ class Record:
         if self.disagreed:
             return self.disagreed
         check = self._farthest
-        return "not verified yet: no single request was answered" if check is None else check.evidence
+        return "not verified yet: no single request was answered with success" if check is None else check.evidence
 
     @property
     def padding(self) -> str:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 AGREED, DISAGREED, FAILED = "agreed", "disagreed", "failed"
 
+DEPENDS, UNDIVIDED = "a row's answer depends on its batch", "an answer can't be divided by rows"
+"""What a comparison shows."""
+
 REFUSED = frozenset({400, 405, 413, 415, 422, 500})
 """Statuses of a trial that may mean that the model refuses batches; others are temporary, or about the caller."""
 
@@ -110,7 +113,8 @@ class Verifier:
         if not self._policy.idempotent and not record.disagreed:
             return Verified.UNVERIFIED, (
                 "the policy says that requests are not idempotent, so no copies are sent to verify batches: "
-                f"if dim 0 of every tensor is the batch, set axis {Axis.FIRST} for the model"
+                f"if dim 0 of every tensor is the batch and rows do not affect each other, set axis {Axis.FIRST} for "
+                "the model"
             )
         return record.state, record.evidence
 
@@ -179,7 +183,7 @@ class Verifier:
             if error.reason == UNREADABLE:
                 check.trouble = f"answers can't be split by rows: {error}"
             else:
-                self._disagrees(entry, check, f"of a request sent alone, {error}")
+                self._disagrees(entry, check, f"of a request sent alone, {error}", what=UNDIVIDED)
         except Exception:  # noqa: BLE001 - a comparison that fails must not cost anybody an answer
             self._fault()
         else:
@@ -251,7 +255,7 @@ class Verifier:
     def shared_out_wrong(self, entry: Entry, check: Check, error: WrongRows, *, padded: bool) -> None:
         """Note a batch whose answer could not be split."""
         if error.reason != UNREADABLE and not self._refuted(entry):
-            self._disagrees(entry, check, f"of a batch, {error}", padded=padded)
+            self._disagrees(entry, check, f"of a batch, {error}", padded=padded, what=UNDIVIDED)
 
     # ------------------------------------------------------------------------------------------------- trials
 
@@ -306,7 +310,8 @@ class Verifier:
                 return
             except WrongRows as error:
                 if error.reason != UNREADABLE:
-                    self._disagrees(entry, check, f"of a {self._name(trial)}, {error}", padded=trial.padded)
+                    why = f"of a {self._name(trial)}, {error}"
+                    self._disagrees(entry, check, why, padded=trial.padded, what=UNDIVIDED)
                     return
                 rejected = str(error)
         if rejected:
@@ -318,7 +323,7 @@ class Verifier:
             if not counts:
                 check.said_nothing(why, now)
             elif check.was_rejected(why, now):
-                self._disagrees(entry, check, why, padded=trial.padded)
+                self._disagrees(entry, check, why, padded=trial.padded, what="the model refuses batches")
                 return
             self._count(entry, FAILED)
             return
@@ -352,7 +357,7 @@ class Verifier:
             return f"{padded}batch of live traffic"
         return f"{padded}trial batch of {trial.rows} rows"
 
-    def _disagrees(self, entry: Entry, check: Check, why: str, *, padded: bool = False) -> None:
+    def _disagrees(self, entry: Entry, check: Check, why: str, *, padded: bool = False, what: str = DEPENDS) -> None:
         """Stop merging at once, or padding if rows were padded; if the policy asserts the axis, only report it."""
         self._count(entry, DISAGREED)
         if padded:
@@ -369,9 +374,10 @@ class Verifier:
         asserted = _asserted(entry)
         if not entry.record.disagreed:
             entry.record.disagreed = why
-            effect = "merged anyway, because the policy says axis First" if asserted else "requests are sent alone"
+            merged = asserted and what == DEPENDS
+            effect = "merged anyway, because the policy says axis First" if merged else "requests are sent alone"
             self._log.warning(
-                "a row's answer depends on its batch: " + effect,
+                f"{what}: {effect}",
                 extra={"model": entry.model, "version": entry.version, "detail": why},
             )
         if not asserted:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool_sidecar.protocols.models import Axis
+from carpool_sidecar.protocols.models import Axis, fix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,6 +84,6 @@ def _none(model: str, why: str) -> Axis:
     return Axis(
         "None",
         None,
-        f"{why}; or, if dim 0 of every tensor is the batch, set `models: [{{name: {model}, axis: First}}]`",
+        f"{why}; or, {fix(model)}",
         by_file=True,
     )

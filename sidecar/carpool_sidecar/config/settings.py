@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -369,6 +370,8 @@ def _made(plain: Any) -> SidecarConfig:  # noqa: ANN401 - whatever the file hold
             raise PolicyError(field, f"{plain[field]!r} {NO_ADDRESS}") from None
         if field.startswith("policy.batchAcross["):
             raise PolicyError(field, _header_problem(plain["policy"]["batchAcross"], why)) from None
+        if field in {"config", "policy"} and (place := _place(field, why)):
+            raise PolicyError(field, place) from None
         if field in MAPPINGS and isinstance(plain[field], str):
             if plain[field].startswith("https:"):
                 raise PolicyError(field, f"{plain[field]!r}: {NO_TLS}") from None
@@ -376,6 +379,17 @@ def _made(plain: Any) -> SidecarConfig:  # noqa: ANN401 - whatever the file hold
         if field.startswith("parameters[...]"):
             field = field.replace("[...]", f"[{_first_wrong(plain['parameters'])}]", 1)
         raise PolicyError(field, why) from None
+
+
+def _place(field: str, why: str) -> str:
+    """Return where an unknown field belongs, if it is one of the policy's at the top level, or the reverse; else ""."""
+    found = re.match("Object contains unknown field `([^`]+)`", why)
+    other, where = (
+        (SidecarConfig, "write it at the top level of the file, beside policy")
+        if field == "policy"
+        else (BatchingPolicy, "write it under policy")
+    )
+    return f"{found[0]}: {where}" if found and found[1] in other.__struct_encode_fields__ else ""
 
 
 def _header_problem(given: list[Any], why: str) -> str:

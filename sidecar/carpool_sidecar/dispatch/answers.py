@@ -46,6 +46,12 @@ REFUSALS = {
 }
 """Status and text for each reason to refuse a request."""
 
+ISOLATED = (
+    "predicted to miss its limit: requests that fail are sent alone, or in smaller batches with others, which takes "
+    "the server's time: correct those requests"
+)
+"""The text for ``Refused.LATE`` while requests that fail are the likely cause."""
+
 
 class UpstreamAnswer(NamedTuple):
     """An upstream's answer, unchanged."""

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.headers import Facts
 
 
+APART = 10.0
+"""Seconds after a request of a failing caller was kept apart in which a refusal names that as its cause."""
+
+
 class Driver:
     """Drives a Batcher for one upstream. ``clock`` returns monotonic seconds, used as the Batcher's ``now``.
 
@@ -97,7 +101,8 @@ class Driver:
         state = self.batcher.model(entry.lane)
         # 1. Decide whether it may be merged.
         mergeable, key, check = self._merging.key(exchange, entry, parsed, state)
-        if facts.key != entry.headers:
+        entry.headers.requests += 1
+        if facts.key != entry.headers.key:
             self._merging.note_fragments(entry, facts.key)
         # 2. Set its due time. A request that only uses spare capacity has no SLO, so it has none.
         waits = facts.batch
@@ -199,7 +204,7 @@ class Driver:
                             # Isolating the rows that caused it was too costly: this model's answers can't be merged.
                             self.batcher.model(action.requests[0].model).isolation.quarantined = True
                     case Refusal():
-                        refuse(action)
+                        refuse(action, isolating=self._isolates(action.request.model))
                     case Abort():
                         self._flights.cancel(action.batch)
         finally:
@@ -207,6 +212,12 @@ class Driver:
         wake = self.batcher.wake_at()
         if wake < self._alarm.at:
             self._alarm.set(wake)
+
+    def _isolates(self, model: str) -> bool:
+        """Whether requests of a model that fail were kept apart lately."""
+        isolation = self.batcher.model(model).isolation
+        apart_at = self.counts.apart_at.get(model, -inf)
+        return not isolation.quarantined and (bool(isolation.keys) or self._clock() - apart_at < APART)
 
     def _poll(self) -> None:
         self.do(self.batcher.poll(self._clock()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from carpool_sidecar.axis_verification.record import REFUTED, UNVERIFIED
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.headers import differing
+from carpool_sidecar.protocols.headers import advice
 from carpool_sidecar.protocols.padding import TOO_LARGE, Fit
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ UNCHARGED = 8192
 """Bytes that a request may take beside its body without being counted: each takes a few kilobytes anyway."""
 
 KEPT_APART = {
-    "quarantined": "an answer to a batch had another number of rows",
+    "quarantined": "an answer to a batch could not be divided by rows",
     "failing-caller": "an earlier request of this caller with the same key failed by itself",
 }
 """Reasons for which the Batcher sends a mergeable request alone, and what each means."""
@@ -65,6 +65,8 @@ class Merging:
         if reason is not None:
             self._note_alone(entry, reason, parsed.why)
         elif apart := state.isolation.keeps_apart(exchange.peer, key, parsed.rows, state.cap):
+            if not state.isolation.quarantined:
+                self._counts.apart_at[entry.lane] = self._clock()
             self._note_alone(entry, apart, KEPT_APART[apart])
         return reason is None, key, check
 
@@ -99,6 +101,8 @@ class Merging:
 
     def note_fragments(self, entry: Entry, key: bytes) -> None:
         """Count the headers in which a request differs from the one before it."""
-        if entry.headers is not None:
-            self._counts.separated(differing(entry.headers, key))
-        entry.headers = key
+        self._counts.separated(entry.headers.note(key))
+        own = entry.headers.own
+        if own and not entry.headers.reported:
+            entry.headers.reported = True
+            self._log.warning("requests share no batches", extra={"model": entry.lane, "detail": advice(own)})

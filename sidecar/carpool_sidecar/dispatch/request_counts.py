@@ -29,6 +29,8 @@ class RequestCounts:
         """Requests that may not be merged, by model and reason."""
         self.why: dict[tuple[str, str], str] = {}
         """Details on the last of these requests, if the reason alone does not explain it; same keys."""
+        self.apart_at: dict[str, float] = {}
+        """When a request of a failing caller was last kept apart, by model."""
         self.unpadded: dict[tuple[str, str], int] = {}
         """Requests of models with a sequence axis that are only batched with requests of equal length; same keys."""
         self.tokens: dict[str, tuple[int, int]] = {}
@@ -40,6 +42,17 @@ class RequestCounts:
         """Count an answer."""
         key = (model, protocol, status)
         self.answers[key] = self.answers.get(key, 0) + 1
+
+    def failed_all(self, model: str) -> str:
+        """Return a sentence on the answers to a model's requests if there was none with success; else ""."""
+        answers: dict[int, int] = {}
+        for (name, _, status), count in self.answers.items():
+            if name == model:
+                answers[status] = answers.get(status, 0) + count
+        if not answers or any(200 <= status < 300 for status in answers):
+            return ""
+        counted = ", ".join(f"{count} with {status}" for status, count in sorted(answers.items()))
+        return f"no request was answered with success: {counted}"
 
     def took(self, model: str, seconds: float) -> None:
         """Add the seconds from a request's arrival to its successful answer."""
@@ -86,5 +99,6 @@ class RequestCounts:
         self.batch_sizes = {key: count for key, count in self.batch_sizes.items() if key[0] != model}
         self.unpadded = {key: count for key, count in self.unpadded.items() if key[0] != model}
         self.batch_rows.pop(model, None)
+        self.apart_at.pop(model, None)
         self.tokens.pop(model, None)
         self.duration_seconds.pop(model, None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool.batching.requests import Fault, FaultKind
-from carpool_sidecar.dispatch.answers import REFUSALS, UNRESOLVED, UpstreamAnswer, retry_after
+from carpool.batching.requests import Fault, FaultKind, Refused
+from carpool_sidecar.dispatch.answers import ISOLATED, REFUSALS, UNRESOLVED, UpstreamAnswer, retry_after
 from carpool_sidecar.http1.client.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable
 from carpool_sidecar.protocols import CODECS
@@ -65,9 +65,11 @@ def fail(waiter: Waiter, fault: Fault, *, unresolved: bool) -> None:
             exchange.fail(500, "internal", "the sidecar could not handle this request; its log says why", marks)
 
 
-def refuse(refusal: Refusal) -> None:
-    """Answer a request that the Batcher refused."""
+def refuse(refusal: Refusal, *, isolating: bool) -> None:
+    """Answer a request that the Batcher refused. ``isolating``: requests of its model that fail are kept apart."""
     status, text = REFUSALS[refusal.reason]
+    if isolating and refusal.reason is Refused.LATE:
+        text = ISOLATED
     exchange: Exchange | Shadow = refusal.request.payload.exchange
     exchange.fail(status, refusal.reason.value, text, [retry_after(refusal.retry_after)])
 

@@ -229,8 +229,14 @@ def pieces_of(answer: object, portions: Sequence[Portion]) -> list[Piece]:
     return pieces
 
 
-def check_shareable(fields: dict[str, bytes]) -> None:
+def check_shareable(fields: dict[str, bytes], rows: int) -> None:
     """Refuse an answer's fields that can't be sent to every caller: an array may hold one row of each caller."""
     for name, value in fields.items():
         if not json_scan.without_arrays(value):
-            raise WrongRows(f"answer's `{name}` holds an array, which may be other callers' rows", reason="fields")
+            counted = "holds an array"
+            if value.startswith(b"["):
+                entries = json_scan.elements(value, name, (0, len(value)), len(value)) or []
+                counted = f"has {len(entries)} entries, the batch {rows} rows"
+            raise WrongRows(
+                f"answer's `{name}` {counted}: an array beside the rows may hold other callers' rows", reason="fields"
+            )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
+from carpool.policy.spec import NEVER_ACROSS
 from carpool_sidecar.http1.messages import named_by
 
 if TYPE_CHECKING:
@@ -103,6 +104,12 @@ IGNORED = (
     }
 )
 IGNORED_PREFIXES = (b"x-b3-", b"x-datadog-", b"x-carpool-")
+
+WINDOW = 64
+"""Requests of a model between two looks at whether a header separates them."""
+
+OWN = 0.9
+"""Share of them from which a header counts as different in every request."""
 
 # Header names as received, with their lower case and what is done with them. Clients use a few dozen names; the limit
 # is for clients that invent them.
@@ -248,6 +255,64 @@ def differing(a: bytes, b: bytes) -> list[str]:
         line for line in lines_b if line not in lines_a
     ]
     return sorted({line.partition(_FIELD)[0].decode("latin-1") for line in differing_lines if _FIELD in line})
+
+
+class Separation:
+    """Which headers have another value in almost every request of one model, so that no two share a batch.
+
+    ``key``: the header part of the last request's key. ``requests``: those since the last look, counted by the caller.
+    """
+
+    __slots__ = ("_keys", "_names", "_own", "key", "reported", "requests")
+
+    def __init__(self) -> None:
+        self.key: bytes | None = None
+        self.requests = 0
+        self.reported = False
+        """Whether a log line was written about it."""
+        self._keys = set[int]()
+        """Hashes of the different keys since the last look."""
+        self._names: dict[str, int] = {}
+        """How often a request differed from the one before it, by header."""
+        self._own: list[str] = []
+
+    def note(self, key: bytes) -> list[str]:
+        """Note a request whose key differs from the last one; return the headers in which the two differ."""
+        names = [] if self.key is None else differing(self.key, key)
+        self.key = key
+        if self.requests >= WINDOW:
+            self._look()
+        self._keys.add(hash(key))
+        for name in names:
+            self._names[name] = self._names.get(name, 0) + 1
+        return names
+
+    @property
+    def own(self) -> list[str]:
+        """The headers that have another value in almost every request, except those that the policy can't ignore."""
+        if self.requests >= 2 * WINDOW:  # requests with equal keys are not noted: there were many
+            self._look()
+        return self._own
+
+    def _look(self) -> None:
+        least = OWN * self.requests
+        own = [name for name, count in self._names.items() if count >= least and name not in NEVER_ACROSS]
+        self._own = sorted(own) if len(self._keys) >= least else []
+        self.requests = 0
+        self._keys.clear()
+        self._names.clear()
+
+
+def advice(own: Sequence[str]) -> str:
+    """Return a sentence on headers that separate all requests, with the fix; "" without any."""
+    if not own:
+        return ""
+    named = " and ".join(f"`{name}`" for name in own)
+    ignores = "it" if len(own) == 1 else "them"
+    return (
+        f"almost every request has its own {named}, so they share no batches; "
+        f"if the model ignores {ignores}: batchAcross: [{', '.join(own)}]"
+    )
 
 
 def _seconds(name: bytes, value: bytes) -> float | None:

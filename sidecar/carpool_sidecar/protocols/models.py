@@ -59,7 +59,7 @@ def axis_from_config(config: bytes) -> Axis | None:
         "None",
         None,
         "Triton's configuration has max_batch_size 0: set it to the largest batch in config.pbtxt, "
-        f"or, if dim 0 of every tensor is the batch, set `models: [{{name: {model.name}, axis: First}}]`",
+        f"or, {fix(model.name)}",
     )
 
 
@@ -74,16 +74,20 @@ def axis_from_metadata(metadata: bytes) -> Axis:
         return Axis("None", None, "the model's metadata is unreadable: set `models: [{name: ..., axis: First}]`")
     if not model.inputs or not model.outputs:
         missing = "outputs" if model.inputs else "inputs"
-        return Axis("None", None, f"the model's metadata names no {missing}: {_fix(model.name)}")
+        return Axis("None", None, f"the model's metadata names no {missing}: {fix(model.name)}")
     for side, tensors in (("input", model.inputs), ("output", model.outputs)):
         for tensor in tensors:
             if tensor.shape[:1] != [-1]:
                 shown = f"{side} {tensor.name!r} has shape {tensor.shape}, not [-1, ...]"
                 return Axis(
-                    "None", None, f"{shown}: export the model with a dynamic first dimension, or {_fix(model.name)}"
+                    "None", None, f"{shown}: export the model with a dynamic first dimension, or {fix(model.name)}"
                 )
     return Axis("First", None, "the shapes of all inputs and outputs start with -1 in the model's metadata")
 
 
-def _fix(name: str) -> str:
-    return f"if dim 0 of every tensor is the batch, set `models: [{{name: {name}, axis: First}}]`"
+def fix(name: str) -> str:
+    """Return what to do about an unknown axis, and when."""
+    return (
+        "if dim 0 of every tensor is the batch and rows do not affect each other, "
+        f"set `models: [{{name: {name}, axis: First}}]`"
+    )

@@ -315,7 +315,7 @@ def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: L
             rows = json_scan.elements(text, f"answer's {name}", spans.pop(name), most)
             fields = {name: text[start:stop] for name, (start, stop) in spans.items()}
             if len({id(portion.parsed) for portion in portions}) > 1:
-                check_shareable(fields)
+                check_shareable(fields, total)
             head = b'{"%b":[' % name.encode()
             tail = b"]" + b"".join(_member(*field) for field in fields.items()) + b"}"
     except json_scan.Beyond as beyond:

@@ -236,7 +236,7 @@ def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: L
     own = fields.pop("id", b"")
     several = len({id(portion.parsed) for portion in portions}) > 1
     if several:
-        check_shareable(fields | {tensor.name: tensor.head + tensor.parameters for tensor in outputs})
+        check_shareable(fields | {tensor.name: tensor.head + tensor.parameters for tensor in outputs}, total)
     before = b"".join([b"%b:%b," % (msgspec.json.encode(name), value) for name, value in fields.items()])
     length = longest(portions)
     if not length:

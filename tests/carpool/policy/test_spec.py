@@ -355,6 +355,11 @@ def test_a_lower_bound_beyond_the_default_upper_one_moves_it() -> None:
     assert (limits.min_in_flight, limits.max_in_flight) == (33, 33)
 
 
+def test_a_wait_outside_its_bounds_is_shown_with_units() -> None:
+    with pytest.raises(PolicyError, match="30ms lies outside its bounds 0s to 25ms"):
+        policy(baseline={"maxWait": "30ms"}).validate()
+
+
 def test_a_baseline_nobody_wrote_moves_inside_the_bounds() -> None:
     tight = policy(bounds={"maxBatch": {"max": 4}, "maxInFlight": {"min": 2}}).validate()
     assert tight.limits().clamp(tight.baseline) == Parameters(max_batch=4, max_in_flight=2)

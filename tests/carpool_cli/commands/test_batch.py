@@ -113,6 +113,38 @@ def test_nobody_there_keeps_what_is_done(carpool, rows, tmp_path):
     assert "the same command resumes" in result.output
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "status 401 of m at {url}, which wants other credentials: name them with --header: "),
+        (("--header", "authorization: Bearer x", "--model", "n"), "status 404 of n at {url}, which does not have this"),
+    ],
+)
+def test_a_server_that_will_not_answer_later_either_stops_the_job_at_once(
+    guarded, carpool, rows, tmp_path, monkeypatch, options, says
+):
+    monkeypatch.setattr("carpool_cli.batch.job.Stopping.wait", lambda *_: pytest.fail("nothing to wait for"))
+    job = ("batch", rows, tmp_path / "out.jsonl", "--upstream", guarded.url, "--model", "m", *options)
+    result = carpool(*job)
+    assert (result.exit_code, guarded.asked) == (1, 1)
+    assert f"stopped: {says.format(url=guarded.url)}" in result.output
+
+
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+def test_credentials_are_sent_in_a_header_in_every_protocol(guarded, carpool, tmp_path, protocol):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("[1.0, 2.0]\n[3.0, 4.0]\n")
+    job = ("batch", source, output, "--upstream", guarded.url, "--model", "m", "--protocol", protocol)
+    result = carpool(*job, "--header", "authorization: Bearer x")
+    assert result.exit_code == 0, result.output
+    assert [len(json.loads(each)) for each in lines(output)] in ([2, 2], [1, 1])
+
+
+def test_headers_are_for_servers(carpool, rows, double, tmp_path):
+    job = ("batch", rows, tmp_path / "out.jsonl", "--onnx", double, "--header", "a: b")
+    assert "--header is for --upstream" in carpool(*job).output
+
+
 def test_the_profile_gives_the_size(echo, tiny, carpool, rows, tmp_path):
     result = carpool("batch", rows, tmp_path / "out.jsonl", "--upstream", echo, "--profile", tiny)
     assert result.exit_code == 0

@@ -174,6 +174,17 @@ def test_it_stops_while_the_server_refuses_and_goes_on_from_there(server, carpoo
     assert [each["custom_id"] for each in records(output)] == [f"c{number}" for number in range(9)]
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_caller_that_is_refused_stops_at_once_with_the_code(server, carpool, paths, monkeypatch, status):
+    monkeypatch.setitem(SAID, "refused", (status, {"error": "no"}))
+    monkeypatch.setattr("carpool_cli.batch.job.Stopping.wait", lambda *_: pytest.fail("nothing to wait for"))
+    source, output, _ = paths
+    source.write_text(line(1, model="refused"))
+    result = carpool("batch", source, output, "--upstream", server.url)
+    assert (result.exit_code, len(server.seen)) == (1, 1)
+    assert f"stopped: status {status}, which " in result.output
+
+
 def test_killed_it_goes_on_and_loses_and_repeats_nothing(server, paths):
     source, output, errors = paths
     source.write_text("\n".join(line(number, model="wrong" if number % 7 == 3 else "m") for number in range(200)))
@@ -251,7 +262,6 @@ def test_a_file_whose_first_lines_are_no_json_needs_a_protocol(server, carpool, 
     [
         (["--protocol", "openai", "--onnx", "m.onnx"], "--protocol openai is for .jsonl and --upstream"),
         (["--upstream", "x:1", "--batch-size", "4"], "without --batch-size"),
-        (["--upstream", "x:1", "--protocol", "v1", "--header", "a: b"], "--header is for --protocol openai"),
     ],
 )
 def test_options_that_do_not_fit(carpool, paths, options, says):

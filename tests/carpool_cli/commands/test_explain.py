@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import DURATION_BOUNDS, ModelStats, Stats
 from carpool.exchange.decision import Reason
-from carpool.exchange.report import NOT_FOUND, Forwarded, Lane, ModelEntry, Queue, Report, RolledBack
+from carpool.exchange.report import NOT_FOUND, Alone, Forwarded, Lane, ModelEntry, Queue, Report, RolledBack
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.tuning import plan
@@ -26,6 +26,14 @@ from carpool_cli.live.unbatched import not_batched, not_merged, too_slow
 SLO = 0.05
 
 FIX = "carpool up --axis m=First"
+UNLESS = (
+    "to batch without that, if dim 0 of every tensor is the batch, and no row's answer depends on the other rows of "
+    "its batch"
+)
+UNDO = (
+    "its requests are merged all the same: to stop that, remove the model's `axis: First` from the policy, or "
+    "--axis m=First"
+)
 
 PREDICTED = Predicted(
     p50=0.01, p99=0.03, p99_ahead=None, miss_fraction=0.001, goodput=299.0, device_time=0.0012, mean_batch=4.0
@@ -209,11 +217,43 @@ def test_models_whose_batches_are_not_verified_are_reported():
         "m  is not batched: no axis",
         "m  is not batched: no axis",
         "m  is not batched: no axis",
-        f"m  batches unverified: why; to batch without that, if dim 0 of every tensor is the batch: {FIX}",
+        f"m  batches unverified: why; {UNLESS}: {FIX}",
         "m  batches refuted: why",
-        "m  batches contradicted: why",
+        f"m  batches contradicted: why; {UNDO}",
         "m version 2  batches refuted: why",
     ]
+
+
+def test_a_contradicted_model_that_is_sent_alone_is_said_to_be():
+    lane = Lane(parameters=Parameters(), pass_through=False, queued_requests=0, cap=8, quarantined=True)
+    entry = ModelEntry(
+        name="m",
+        version="",
+        lane="m",
+        merges=True,
+        max_batch=None,
+        axis="First",
+        verified="contradicted",
+        evidence="why",
+    )
+    report = replace(of([entry]), lanes={"m": lane})
+    assert not_merged(report) == ["m  batches contradicted: why; its requests are sent alone"]
+
+
+@pytest.mark.parametrize("trouble", ["no request was answered with success: 3 with 401", "every request has its own x"])
+def test_what_has_to_be_solved_first_stands_before_the_state_and_no_axis_is_offered(trouble):
+    entry = ModelEntry(
+        name="m", version="", lane="m", merges=False, max_batch=None, axis="no axis", verified="unverified",
+        evidence="why", trouble=trouble,
+    )  # fmt: skip
+    assert not_merged(of([entry])) == [f"m  {trouble}", "m  batches unverified: why"]
+    assert not_merged(of([replace(entry, verified="verified", merges=True)])) == [f"m  {trouble}"]
+
+
+def test_rejected_requests_are_counted_beside_the_misses():
+    model = ModelStats(arrivals=60, misses={"rejected": 60})
+    said = list(compared(Explanation(True, [], {"m": LastBusy(at=1000.0, seconds=60.0, stats=model)}), {}, 1300.0))
+    assert said[-1] == "  60 rejected (4xx), which are no misses: carpool_requests_total has the codes"
 
 
 def test_a_model_that_only_the_policy_names_is_reported():
@@ -272,6 +312,13 @@ def test_posted_requests_that_are_not_batched_are_reported():
     (said,) = posted(of(forwarded=[embed, replace(embed, method="GET", path="/v2/health/ready")]))
     assert said.startswith("POST /embed: 22 requests, p99 ")
     assert said.endswith("50.00% good within the SLO; not batched: not a path of V1 or V2 (docs/protocols.md)")
+    large = of(forwarded=[replace(embed, path="/v1/models/m:predict")])
+    (said,) = posted(large)
+    assert said.endswith("not batched: the body exceeds bodies.maxRequest, or bodies.maxBuffered had no room")
+    why = "body: larger than bodies.maxRequest (64Mi)"
+    for model in ("m", "<other>"):
+        (said,) = posted(replace(large, alone=[Alone(model, "limits", 1, why)]))
+        assert said.endswith(f"not batched: {why}")
     wrong = replace(embed, path=NOT_FOUND, requests=1)
     assert posted(of(forwarded=[wrong])) == [
         "1 request to paths that the server does not have (404 or 405): not batched; check the path"

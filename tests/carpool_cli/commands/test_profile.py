@@ -50,6 +50,38 @@ def test_a_server_is_measured_in_every_protocol(echo, carpool, protocol, tmp_pat
     assert json.loads(out.read_text())["rows"] == [1, 2, 4]
 
 
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+def test_a_server_that_wants_credentials_is_measured_and_the_profile_has_none(
+    guarded, carpool, protocol, tmp_path, monkeypatch
+):
+    out = tmp_path / "p.json"
+    options = (
+        "--upstream",
+        guarded.url,
+        "--model",
+        "m",
+        "--protocol",
+        protocol,
+        *QUICK,
+        "--max-batch",
+        2,
+        "--out",
+        out,
+    )
+    header = ("--header", "authorization: Bearer x")
+    monkeypatch.setattr("sys.argv", ["carpool", "profile", *map(str, options), *header, "--header=cookie: x"])
+    result = carpool("profile", *options, *header, "--slo-p99", "200ms")
+    assert result.exit_code == 0, result.output
+    assert f"next: carpool recommend --profile {out} --slo-p99 200ms --rate 100" in result.output
+    measured = json.loads(out.read_text())["measured"]
+    assert measured["command"].endswith("--header authorization: ... --header=cookie: ...")
+    assert measured["upstream"] == guarded.url
+
+
+def test_headers_are_for_servers(carpool, double):
+    assert "--header is for --upstream" in carpool("profile", "--onnx", double, "--header", "a: b").output
+
+
 @pytest.mark.parametrize(
     ("call", "rounds", "says"),
     [

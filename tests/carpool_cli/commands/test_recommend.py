@@ -21,9 +21,22 @@ def test_it_explains_and_its_configuration_can_be_pasted(carpool, profile):
     shown = carpool("recommend", "--profile", profile, "--slo-p99", "50ms", "--rate", 800).output
     for part in ("- bounded by", "zero wait", "no batching", "highest load", "at 1.25x the load"):
         assert part in shown
+    assert '# carpool-sidecar also needs what it serves: add `upstream: {url: "http' in shown
     pasted = shown[shown.index("policy:") :]
     config = parse(pasted + "\nupstream: {url: http://127.0.0.1:9000}\n")
     assert config.policy.baseline.describe() in shown
+
+
+@pytest.mark.parametrize(
+    ("served", "field"), [({"upstream": "http://127.0.0.1:9001"}, "upstream"), ({"onnx": "/models/m.onnx"}, "onnx")]
+)
+def test_its_configuration_serves_what_the_profile_measured(carpool, profile, served, field):
+    profile.write_text(json.dumps(json.loads(profile.read_text()) | {"measured": {"command": "carpool", **served}}))
+    shown = carpool("recommend", "--profile", profile, "--slo-p99", "50ms", "--rate", 800).output
+    config = parse(shown[shown.index("# sidecar.yaml") :])
+    assert getattr(config, field) is not None
+    assert served[field] in shown
+    assert "also needs" not in shown
 
 
 def test_json_says_the_same(carpool, profile):

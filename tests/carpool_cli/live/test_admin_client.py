@@ -147,3 +147,20 @@ def test_what_signs_no_ticket_is_named(workload, content, says, tmp_path):
         path.write_text(content)
     with pytest.raises(click.ClickException, match=says):
         client_of(ADDRESS.convert(":9", None, None), None if content is None else path, workload)
+
+
+@pytest.mark.parametrize(
+    ("document", "url"),
+    [
+        ({"data": "127.0.0.1:8263"}, "http://127.0.0.1:8263"),
+        ({"data": "0.0.0.0:8263"}, "http://127.0.0.1:8263"),
+        ({}, "http://127.0.0.1:8080"),
+    ],
+)
+def test_the_data_port_is_the_sidecars_own(document, url):
+    with answering(200, document) as admin:
+        assert client(admin).data_address() == url
+
+
+def test_a_running_sidecar_names_its_data_port(up):
+    assert client(up.admin).data_address() == up.data

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carpool.batching.counters import ModelStats, Stats
-from carpool.exchange.report import Alone, Lane, ModelEntry, Queue, Report
+from carpool.exchange.report import Alone, Forwarded, Lane, ModelEntry, Queue, Report
 from carpool.exchange.token_streams import GateState, TokenStreams
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Axis, BatchingPolicy, Model, Tuning, TuningMode
@@ -56,6 +56,9 @@ class Client(NamedTuple):
 
     def explanation(self):
         return self.explained
+
+    def data_address(self):
+        return "http://127.0.0.1:8263"
 
 
 def client(lanes=None, models=None, at=120.0, **change):
@@ -173,6 +176,13 @@ def test_token_streams_are_said_not_to_be_forecast():
         running.read(Client(replace(served.answer, token_streams=TokenStreams(gate=gate))), None)
 
 
+def test_requests_for_other_paths_are_said_to_have_come():
+    embed = Forwarded(method="POST", path="/embed", requests=42, hits=42, durations=[])
+    passed = client(models={"m": stats(arrivals=0)}, forwarded=[embed, replace(embed, method="GET")])
+    with pytest.raises(AdminError, match=r"yet, but 42 to other paths \(carpool explain http.* names them\): send inf"):
+        running.read(passed, None)
+
+
 def test_requests_that_name_no_model_are_a_model():
     assert running.read(client(lanes={"": lane()}, models={"": stats()}), None).name == "model"
 
@@ -180,7 +190,8 @@ def test_requests_that_name_no_model_are_a_model():
 @pytest.mark.parametrize(
     ("lanes", "counted", "says"),
     [
-        ({}, {"arrivals": 0}, "no request that could be batched has come to http://127.0.0.1:9090 yet: send some"),
+        ({}, {"arrivals": 0}, "no request that could be batched has come to http://127.0.0.1:9090 yet"),
+        ({}, {"arrivals": 0}, "send inference requests of V1 or V2, e.g. carpool bench http://127.0.0.1:8263"),
         ({"arrivals": []}, {}, "does not say when they came: it is an older sidecar's, update it"),
         ({"arrivals": [(1.0, 1)]}, {"arrivals": 1}, "a single request to m is no load: send more"),
         ({}, {"cells": []}, r"batch latency of m is unknown: no batch was measured yet"),

@@ -30,7 +30,7 @@ def test_several_inputs_of_v1_are_objects(echo):
 
 def test_errors_show_whether_the_input_or_the_server_caused_them(echo, nasty):
     target = server(echo, "v1", model="other")
-    with pytest.raises(TargetError, match=r"status 404.*check --model: other at") as raised:
+    with pytest.raises(TargetError, match=r"status 404 of other at .*: check --model: ") as raised:
         target.prepare({"x": np.zeros((1, 2))})()
     target.close()
     assert not raised.value.input_fault

@@ -117,7 +117,7 @@ def test_without_answers_room_or_batches_nothing_is_sent(missing):
 def test_requests_with_equal_answers_make_no_trial_as_a_mix_up_would_not_show():
     check = fed(*[sample([number + 0.5], [0]) for number in range(2 * LONE)])
     assert next_trial(check) is None
-    assert "no two requests of one shape had different answers" in check.evidence
+    assert "every answer was the same, so a merged batch would show nothing" in check.evidence
     check.answered_alone(sample([77.5], [1]))
     assert rows_of(next_trial(check)) == [0.5, 77.5, 0.5, 0.5]
 
@@ -126,6 +126,7 @@ def test_requests_that_could_not_share_a_batch_make_no_trial():
     tenants = [sample([number + 0.5], headers=[(b"authorization", b"%d" % number)]) for number in range(4)]
     check = fed(*tenants, sample([[1, 2]]), sample([1]))
     assert next_trial(check) is None
+    assert "no two of the requests could share a batch: they differ in a header or in their shape" in check.evidence
 
 
 def test_one_request_again_and_again_is_merged_with_its_equals_alone():

@@ -260,7 +260,7 @@ async def test_another_model_is_verified_anew_and_what_was_under_way_says_nothin
     await asked(sidecar, client, load, requests=1, seed=17)
     await world.until(lambda: held)
     sidecar._changed(entry)
-    assert state(sidecar) == ("unverified", "not verified yet: no single request was answered")
+    assert state(sidecar) == ("unverified", "not verified yet: no single request was answered with success")
     held[0].respond(500, [], b"")
     await idle(world, sidecar)
     assert sidecar.driver.verifier.results == {}
@@ -289,6 +289,39 @@ async def test_an_axis_that_the_policy_asserts_is_merged_at_once_and_only_warned
     ] == "a row's answer depends on its batch: merged anyway, because the policy says axis First"
     told = await load(client, "v1", requests=3)
     assert any(one.batch > len(one.rows) for one in told)
+
+
+def with_classes(exchange):
+    rows = json.loads(exchange.body)["instances"]
+    exchange.respond(200, [], json.dumps({"predictions": rows, "classes": ["cat", "dog"]}).encode())
+
+
+@pytest.mark.parametrize(("models", "known"), [([], "refuted"), (FIRST, "contradicted")])
+async def test_an_array_beside_the_rows_is_named_as_what_cannot_be_divided(world, served, load, caplog, models, known):
+    sidecar, client = await served(LINEAR, policy={"models": models})
+    world.model.behave = lambda exchange: asyncio.get_running_loop().call_later(0.001, with_classes, exchange)
+    told = await load(client, "v1")
+    assert all(one.answer.json["predictions"] == one.rows.tolist() for one in told)
+    assert state(sidecar)[0] == known
+    assert "answer's `classes` has 2 entries, the batch " in state(sidecar)[1]
+    assert [record.message for record in caplog.records if "divided" in record.message] == [
+        "an answer can't be divided by rows: requests are sent alone"
+    ]
+    assert "depends on its batch" not in caplog.text
+
+
+async def test_a_model_that_refuses_batches_is_logged_as_that(world, served, load, caplog):
+    sidecar, client = await served(LINEAR)
+    behave = world.model.behave
+    world.model.behave = lambda exchange: exchange.respond(400, [], b"") if rows_of(exchange) > 1 else behave(exchange)
+    check = None
+    for _ in range(3):
+        await asked(sidecar, client, load)
+        check = check_of(sidecar)
+        check.pace.try_at = check.pace.look_at = 0.0
+        await idle(world, sidecar)
+    assert check.rejected == 2
+    assert "the model refuses batches: requests are sent alone" in caplog.messages
 
 
 async def test_an_asserted_axis_that_holds_is_said_to(world, served, load, compare):
@@ -395,7 +428,7 @@ async def test_stats_metrics_and_log_say_what_is_known(world, served, load, ask_
     await client.send(b"POST", target, body, headers)
     (model,) = (await admin.get(b"/v1/stats")).json["models"]
     assert (model["merges"], model["verified"]) == (False, "unverified")
-    assert model["evidence"] == "not verified yet: 1 of 8 single requests were answered"
+    assert model["evidence"] == "not verified yet: 1 of 8 single requests were answered with success"
     told = await load(client, "v1")
     (model,) = (await admin.get(b"/v1/stats")).json["models"]
     assert (model["merges"], model["verified"]) == (False, "refuted")

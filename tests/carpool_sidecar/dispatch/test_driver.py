@@ -17,6 +17,7 @@ from carpool_sidecar.dispatch.waiters import Waiter
 from carpool_sidecar.http1.client.calls import UpstreamError
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.models import MAX_ENTRIES, OTHER
+from carpool_sidecar.protocols.headers import WINDOW
 
 JSON = (b"Content-Type", b"application/json")
 LENGTH = b"Inference-Header-Content-Length"
@@ -177,6 +178,26 @@ async def test_who_would_be_late_is_503_at_once(world):
     refused = await client.predict(b"3", [(b"x-request-timeout-ms", b"4000")])
     assert (refused.status, refused.json["reason"]) == (503, "predicted-late")
     assert int(refused.header(b"retry-after")) >= 1
+    assert "add replicas" in refused.json["error"]
+    world.model.release()
+    assert (await first).status == 200
+
+
+async def test_a_request_refused_while_failing_ones_are_kept_apart_names_them_as_the_cause(world):
+    echo = world.model.behave
+    sidecar, client = await world.start()
+    world.model.behave = lambda exchange: exchange.respond(500, [], b"{}")
+    assert (await client.predict(b"0")).status == 500
+    world.model.behave = echo
+    first, _ = await world.queue_behind(sidecar, client, [])
+    sidecar.batcher.learn("m", Estimate(times=(0.0, 9.0), upper=(0.0, 9.0)), sidecar.clock())
+    refused = await client.predict(b"3", [(b"x-request-timeout-ms", b"4000")])
+    assert (refused.status, refused.json["reason"]) == (503, "predicted-late")
+    assert "requests that fail are sent alone" in refused.json["error"]
+    assert "replicas" not in refused.json["error"]
+    sidecar.batcher.model("m").isolation.quarantined = True  # all are sent alone then, whether requests fail or not
+    refused = await client.predict(b"4", [(b"x-request-timeout-ms", b"4000")])
+    assert "add replicas" in refused.json["error"]
     world.model.release()
     assert (await first).status == 200
 
@@ -596,3 +617,31 @@ async def test_rows_of_batches_count_callers_of_every_priority(world):
     for priority in (b"normal", b"batch"):
         assert (await client.predict(b"1, 2", [(b"x-carpool-priority", priority)])).status == 200
     assert sidecar.driver.counts.batch_rows == {"m": 4}
+
+
+async def test_a_header_with_its_own_value_in_each_request_is_named_once_with_the_fix(world, caplog):
+    sidecar, client = await world.start()
+    admin = world.client(sidecar.admin_address)
+    for number in range(3 * WINDOW):
+        assert (await client.predict(b"1", [(b"x-user-id", b"%d" % number)])).status == 200
+    advised = (
+        "almost every request has its own `x-user-id`, so they share no batches; "
+        "if the model ignores it: batchAcross: [x-user-id]"
+    )
+    assert [record.detail for record in caplog.records if record.message == "requests share no batches"] == [advised]
+    (model,) = (await admin.get(b"/v1/stats")).json["models"]
+    assert model["trouble"] == advised
+
+
+async def test_a_model_that_answers_no_request_with_success_is_reported_with_the_codes(world):
+    sidecar, client = await world.start()
+    admin = world.client(sidecar.admin_address)
+    echo, world.model.behave = world.model.behave, lambda exchange: exchange.respond(401, [], b"{}")
+    for _ in range(3):
+        await client.predict(b"1")
+    (model,) = (await admin.get(b"/v1/stats")).json["models"]
+    assert model["trouble"] == "no request was answered with success: 3 with 401"
+    world.model.behave = echo
+    await client.predict(b"1")
+    (model,) = (await admin.get(b"/v1/stats")).json["models"]
+    assert model["trouble"] == ""

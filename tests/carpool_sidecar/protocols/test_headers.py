@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool_sidecar.protocols import headers
+from carpool_sidecar.protocols.headers import WINDOW, Separation, advice, read
 
 USUAL = [
     (b"Host", b"model.default"),
@@ -163,3 +164,44 @@ def test_keys_under_former_rules_are_others():
     after = headers.Reader([], 2).read(bare)
     assert before.key != after.key
     assert headers.differing(before.key, after.key) == []
+
+
+def separated(keys):
+    found = Separation()
+    for key in keys:
+        found.requests += 1
+        if key != found.key:
+            found.note(key)
+    return found
+
+
+def key_of(**headers):
+    return read([(name.encode(), value) for name, value in headers.items()]).key
+
+
+def test_a_header_with_its_own_value_in_every_request_is_named():
+    users = [key_of(user=b"%d" % number, tenant=b"a") for number in range(2 * WINDOW)]
+    assert separated(users[: WINDOW // 2]).own == [], "too few to say so"
+    found = separated(users)
+    assert found.own == ["user"]
+    assert advice(found.own) == (
+        "almost every request has its own `user`, so they share no batches; "
+        "if the model ignores it: batchAcross: [user]"
+    )
+    for _ in range(2 * WINDOW):  # it is not sent any more
+        found.requests += 1
+        if (key := key_of(tenant=b"a")) != found.key:
+            found.note(key)
+    assert found.own == []
+    assert advice([]) == ""
+    assert "ignores them: batchAcross: [cookie, user]" in advice(["cookie", "user"])
+
+
+def test_a_few_tenants_whose_requests_alternate_still_share_batches():
+    assert separated([key_of(tenant=b"%d" % (number % 9)) for number in range(5 * WINDOW)]).own == []
+
+
+def test_a_header_that_the_policy_cannot_ignore_is_not_named():
+    names = [(b"content-type", b"a"), (b"user", b"b")]
+    keys = [read([(name, b"%b%d" % (value, number)) for name, value in names]).key for number in range(3 * WINDOW)]
+    assert separated(keys).own == ["user"]
