@@ -87,7 +87,7 @@ class Exploration:
         self.spare = 0.0
         """Credit: requests that exploration may make late at a replica that explores."""
         self._credit = 0.0
-        """Requests that may be late while ``candidate`` is explored."""
+        """Requests that may be late while ``candidate`` is explored, beyond the capacity."""
         self._trial: _Trial | None = None
         self._pauses: dict[tuple[int, int], tuple[float, float]] = {}
         """By size and batches in flight: when it may be explored again, and the pause after one without a result."""
@@ -116,8 +116,8 @@ class Exploration:
         more = parameters.max_in_flight > max(service.executors, service.largest_in_flight) and (
             is_known or parameters.max_in_flight > before.max_in_flight
         )
-        size, left = below(service, parameters.max_batch), batches_needed(service)
-        self._trial = _Trial(parameters, size, now + LASTS, max(self._credit, LEAST_CREDIT), more, left)
+        credit, left = max(SPENDS * self.spare, self._credit, LEAST_CREDIT), batches_needed(service)
+        self._trial = _Trial(parameters, below(service, parameters.max_batch), now + LASTS, credit, more, left)
         self.candidate = None
 
     def observe(self, now: float, stats: ModelStats, late: float, service: ServiceTime) -> bool:
@@ -186,7 +186,7 @@ class Exploration:
         if best.holds_ahead and not moving:
             return
         situation = forecaster.situation
-        self._credit = SPENDS * self.spare if best.holds_now else 3 * LOSES * situation.process.rate
+        self._credit = 0.0 if best.holds_now else 3 * LOSES * situation.process.rate
         best_case = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
         for point in _candidates(best, best_case):
             until = self._pauses.get((point.max_batch, point.max_in_flight), (-inf, 0.0))[0]

@@ -21,6 +21,7 @@ from carpool.tuning.exploration import (
     BATCHES,
     LASTS,
     LEAST_CREDIT,
+    LOSES,
     RISE,
     SAVED,
     SPENDS,
@@ -198,6 +199,26 @@ def test_of_several_lengths_each_may_be_as_quick_in_larger_batches():
     assert found.max_batch > 9
 
 
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_while_the_load_itself_shows_what_batches_take_nothing_is(seed):
+    # 270 ms a request and an SLO of 900: by six arrivals and what single requests take, the SLO looks out of reach.
+    device, arrivals = Device(times=lambda rows, _: 0.25 + 0.02 * rows, cv=0.1), until(Poisson(3.6), 15.0, Random(seed))
+    policy = for_p99(0.9, Objective.EFFICIENCY)
+    outcome, decisions = tuned(arrivals, device, policy, seconds=15.0)
+    changes = [decision for decision in decisions if decision.change]
+    first_pair = next(time for time, rows in zip(outcome.batch_dispatched, outcome.batch_rows, strict=True) if rows > 1)
+    assert not [each for each in changes if each.at < first_pair]
+    assert changes[0].reason is not Reason.EXPLORES
+
+
+def test_where_the_slo_leaves_no_time_to_wait_for_a_batch_one_is():
+    # No backlog is ever served: who waits for a batch of 33 ms is refused, and only single requests are measured.
+    device = Device(times=lambda rows, _: 0.03 + 0.003 * rows, executors=4)
+    policy = for_p99(0.0435, Objective.EFFICIENCY)
+    _, decisions = tuned(until(Poisson(60), 5.0, Random(1)), device, policy, seconds=5.0)
+    assert Reason.EXPLORES in {decision.reason for decision in decisions if decision.change}
+
+
 # -- what it may cost
 
 
@@ -274,6 +295,16 @@ def test_beyond_the_capacity_more_batches_in_flight_are_explored_until_more_were
     assert again is None or again.max_in_flight == 1
 
 
+def test_beyond_the_capacity_slow_batches_in_flight_would_make_too_many_requests_late():
+    slow = ServiceTime.measured({1: 0.3, 2: 0.31, 4: 0.33, 8: 0.4})
+    found = candidate(30, moving=False, service=slow, target=0.9, most_in_flight=8)
+    assert found is None or found.max_in_flight < 4
+    # The same in a tenth of the time is over ten times as soon.
+    quick = candidate(300, moving=False, service=slow.scaled(0.1), target=0.09, most_in_flight=8)
+    assert quick is not None
+    assert quick.max_in_flight == 4
+
+
 def test_it_ends_once_as_many_were_in_flight():
     exploration = begun(8, flights=4, service=replace(KNOWN, largest_in_flight=1))
     assert not observe(exploration, 0.5, seen(8, 50), replace(KNOWN, largest_in_flight=1))
@@ -324,6 +355,14 @@ def test_one_that_costs_more_than_can_be_paid_for_ends():
     rich.begin(point(18), point(8), KNOWN, 0.0)
     assert not observe(rich, 0.5, seen(9, 50), late=10 * LEAST_CREDIT - 1)
     assert observe(rich, 1.0, seen(9, 50), late=1.0)
+
+
+def test_beyond_the_capacity_where_all_are_late_one_goes_on_until_it_lost_seconds():
+    exploration = Exploration()
+    assert candidate(1300, moving=False, exploration=exploration, most_in_flight=8) is not None
+    exploration.begin(point(18), point(8), KNOWN, 0.0)
+    assert not observe(exploration, 0.5, seen(9, 50), late=3 * LOSES * 1300 - 1)
+    assert observe(exploration, 1.0, seen(9, 50), late=1.0)
 
 
 def test_of_a_noisy_model_more_batches_have_to_be_seen():
@@ -495,7 +534,7 @@ def test_what_lies_between_comes_first_where_a_step_may_be():
 
 def test_a_batch_that_takes_too_much_of_the_slo_is_not_measured():
     service = measured(1, 2, 3, 4)
-    target = max(service.time(6) / TAKES, service.upper(6))
+    target = max((service.time(6) + service.time(1)) / TAKES, service.upper(6))
     assert to_measure(service, LIMITS, 1.01 * target) == (6,)
     assert to_measure(service, LIMITS, 0.99 * target) == ()
 

@@ -110,11 +110,12 @@ def test_copies_have_the_length_of_the_request_that_they_copy():
     assert {bucket for _, bucket in kinds} == {128}
 
 
-# 40 rows take 50 ms, of the 67 that they may take; 100 rows take 11 ms on a device ten times as fast.
+# 40 rows take 50 ms, and a request after them 11, of the 67 that they may take. On a device ten times as fast, 100 rows
+# take 11 ms.
 SENT = {
     "yes": (DEVICE, [40], {40}),
-    "too long": (DEVICE, [60], set()),
-    "the next is short enough": (DEVICE, [60, 40], {40}),
+    "too long": (DEVICE, [50], set()),
+    "the next is short enough": (DEVICE, [50, 40], {40}),
     "no room": (Device(linear(0.001, 0.0001)), [100], set()),
 }
 
@@ -128,6 +129,20 @@ def test_copies_are_sent_within_their_rows_and_two_thirds_of_the_slo(device, wan
     batcher.wanted = wanted
     simulation.run()
     assert {rows for rows, _ in kinds if rows > 8} == sent
+
+
+def test_a_slow_model_is_not_filled_with_copies():
+    # One row takes 270 ms, of an SLO of 900: copies one after the other would make every fifth request late.
+    device, seconds = Device(linear(0.25, 0.02), cv=0.1), 60.0
+    policy, arrivals = for_p99(0.9), until(Poisson(1.5), seconds, Random(7))
+    how = {"slo": 0.9, "seconds": seconds, "seed": 7}
+    sidecars = Sidecars(policy, Tuner(policy))
+    simulation = Simulation(arrivals, device, dispatcher=sidecars.dispatcher, **how)
+    summary = simulation.every(INTERVAL, sidecars.observe).run().summary()
+    zero = Simulation(arrivals, device, parameters=Parameters(), **how).run().summary()
+    assert summary.arrivals - summary.hits <= 1 + zero.arrivals - zero.hits
+    assert summary.device_busy < zero.device_busy + 1.0 + 0.06 * seconds
+    assert summary.p50 <= 1.1 * zero.p50
 
 
 @pytest.mark.parametrize("executors", [1, 4])
