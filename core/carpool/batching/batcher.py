@@ -67,14 +67,11 @@ class Batcher:
         late = calls.deadline <= now or slots.overdue_at <= now or (slots.abandoned and slots.abandoned[0][0] <= now)
         actions = self.poll(now) if late else []
         state = self._models.get(request.model) or self.model(request.model)
-        apart = state.isolation.keeps_apart(request.caller, request.key, request.rows, state.cap)
-        merge = request.mergeable and not apart
+        key = state.isolation.key_of(request)
         if not request.shadow:
-            key, wait = request.key if merge else None, state.parameters.max_wait
-            batchable = state.batchable.arrived(key, request.bucket, now, wait)
+            batchable = state.batchable.arrived(key, request.bucket, now, state.parameters.max_wait)
             state.counters.arrived(now, request.rows, batchable)
-        queue = queues.get((request.model, request.key if merge else ALONE))
-        queue = queue or self._queues.new(request, state, merge=merge)
+        queue = queues.get((request.model, ALONE if key is None else key)) or self._queues.new(request, state, key)
         reason = self._admission.reason(queue, request, now)
         if reason is Refused.QUEUE_FULL:
             reason = self._admission.make_room(queue, request, now, actions)

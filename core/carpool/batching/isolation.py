@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from carpool.batching.requests import Request
+
 EXTRA_ROWS = 64
 """Rows that may be served again in search of a culprit before the share below counts."""
 
@@ -25,7 +27,7 @@ MAX_ISOLATED, MAX_SUSPECTS = 64, 256
 
 
 class Isolation:
-    """Which requests of one model are not batched, or in smaller batches, because some made their batch fail."""
+    """Which requests of one model are batched with each other only, or in smaller batches, because some failed."""
 
     __slots__ = ("keys", "quarantined", "suspects")
 
@@ -36,15 +38,19 @@ class Isolation:
         """Batch keys with failing requests, the latest last."""
         self.suspects = Suspects()
 
-    def keeps_apart(self, caller: Hashable, key: Hashable, rows: int, cap: int) -> str:
-        """Return why a request may not be batched; ``""``: it may. A request of over ``cap`` rows is cut anyway."""
-        if self.quarantined:
-            return "quarantined"
-        return "failing-caller" if (caller, key) in self.suspects.left and rows <= cap else ""
+    def key_of(self, request: Request) -> Hashable | None:
+        """Return what it has in common with the requests of its batch: its key; ``None``: it is in a batch of its own.
+
+        Requests of a caller that had failing ones are batched with each other. Behind a gateway that is all of them.
+        """
+        if self.quarantined or not request.mergeable:
+            return None
+        apart = (request.caller, request.key)
+        return apart if apart in self.suspects.left else request.key
 
     def failed(self, key: Hashable, rows: int) -> bool:
         """Note that one request made a batch of ``rows`` fail; return whether to search for it by halves."""
-        budget = self.keys.pop(key, None) or RetryBudget()
+        budget = self.keys.pop(key, None) or RetryBudget(0.0 if self.suspects.left else EXTRA_ROWS)
         self.keys[key] = budget
         if len(self.keys) > MAX_ISOLATED:
             del self.keys[next(iter(self.keys))]
@@ -79,9 +85,9 @@ class RetryBudget:
 
     __slots__ = ("credit", "largest", "limit")
 
-    def __init__(self) -> None:
-        self.credit = float(EXTRA_ROWS)
-        """Rows that may be served again."""
+    def __init__(self, credit: float) -> None:
+        self.credit = credit
+        """Rows that may be served again: none at first where a failing caller is known, or its would be searched."""
         self.largest = 0
         """Rows of the largest batch that failed."""
         self.limit: int | None = None

@@ -10,7 +10,7 @@ from carpool.batching.recent_keys import MOSTLY
 from carpool.batching.requests import Priority, Request, time_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator
 
     from carpool.batching.model_state import ModelState
 
@@ -47,19 +47,19 @@ class QueueSet:
         """Return a model's queues."""
         return [queue for queue in self.by_key.values() if queue.state is state]
 
-    def new(self, request: Request, state: ModelState, *, merge: bool) -> Queue:
-        """Return a queue for a request whose key has none; it joins the set with its first request."""
+    def new(self, request: Request, state: ModelState, key: Hashable | None) -> Queue:
+        """Return a queue for a request whose ``key`` has none; it joins the set with its first request."""
         # A request larger than a batch has to be cut, whatever its key.
-        if merge and (len(self.by_key) < MAX_KEYS or request.rows > state.cap):
-            return Queue((request.model, request.key), state, merge=True, bucket=request.bucket)
-        key = (request.model, ALONE)
-        return self.by_key.get(key) or Queue(key, state, merge=False)
+        if key is not None and (len(self.by_key) < MAX_KEYS or request.rows > state.cap):
+            return Queue((request.model, key), state, merge=True, bucket=request.bucket)
+        alone = (request.model, ALONE)
+        return self.by_key.get(alone) or Queue(alone, state, merge=False)
 
     def remove(self, request: Request) -> None:
         """Remove the waiting rows of a request."""
         if request.taken < request.rows:
-            for key in ((request.model, request.key), (request.model, ALONE)):
-                queue = self.by_key.get(key)
+            for key in (request.key, (request.caller, request.key), ALONE):
+                queue = self.by_key.get((request.model, key))
                 if queue is not None and request in queue.classes.get(request.priority, ()):
                     self.take_off(queue, request)
                     return

@@ -41,8 +41,8 @@ SPENDS = 0.05
 LEAST_CREDIT = 3.0
 """Requests that may be late in an exploration that was forecast to make none late."""
 
-LOSES = 1.0
-"""Seconds' worth of requests that exploration beyond the capacity may be forecast to lose; thrice that ends it."""
+LOSES = 3.0
+"""Seconds' worth of requests that exploration beyond the capacity may lose at most."""
 
 LASTS = 20.0
 """Seconds after which an exploration ends without a result; the next one of that setting waits twice as long."""
@@ -79,15 +79,13 @@ class _Trial(NamedTuple):
 class Exploration:
     """Present and past explorations, and the credit for them. Times in seconds."""
 
-    __slots__ = ("_credit", "_looked_at", "_looked_with", "_pauses", "_trial", "candidate", "spare")
+    __slots__ = ("_looked_at", "_looked_with", "_pauses", "_trial", "candidate", "spare")
 
     def __init__(self) -> None:
         self.candidate: Parameters | None = None
         """The setting worth exploring; ``None``: none."""
         self.spare = 0.0
         """Credit: requests that exploration may make late at a replica that explores."""
-        self._credit = 0.0
-        """Requests that may be late while ``candidate`` is explored, beyond the capacity."""
         self._trial: _Trial | None = None
         self._pauses: dict[tuple[int, int], tuple[float, float]] = {}
         """By size and batches in flight: when it may be explored again, and the pause after one without a result."""
@@ -116,7 +114,7 @@ class Exploration:
         more = parameters.max_in_flight > max(service.executors, service.largest_in_flight) and (
             is_known or parameters.max_in_flight > before.max_in_flight
         )
-        credit, left = max(SPENDS * self.spare, self._credit, LEAST_CREDIT), batches_needed(service)
+        credit, left = max(SPENDS * self.spare, LEAST_CREDIT), batches_needed(service)
         self._trial = _Trial(parameters, below(service, parameters.max_batch), now + LASTS, credit, more, left)
         self.candidate = None
 
@@ -186,7 +184,6 @@ class Exploration:
         if best.holds_ahead and not moving:
             return
         situation = forecaster.situation
-        self._credit = 0.0 if best.holds_now else 3 * LOSES * situation.process.rate
         best_case = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
         for point in _candidates(best, best_case):
             until = self._pauses.get((point.max_batch, point.max_in_flight), (-inf, 0.0))[0]
@@ -205,8 +202,8 @@ class Exploration:
         more = point.max_in_flight > service.executors
         if not best.holds_now:
             # A backlog fills its batches, and then it ends: six of 0.2 s lose the requests of 1.2 s at most.
-            lasts = min((batches_needed(service) + point.max_in_flight - 1) * service.upper(point.max_batch), LASTS)
-            return (one.lost_ahead - best.lost_ahead) * lasts <= LOSES
+            lasts = min(batches_needed(service) * service.upper(point.max_batch), LASTS)
+            return more or (one.lost_ahead - best.lost_ahead) * lasts <= LOSES
         # In the first ``EXPOSED`` seconds after an empty queue fewer are late: a backlog takes time to grow.
         count = ceil(EXPOSED * situation.process.rate) if more else 0
         risk = min(one.risk, forecaster.glance(one.effective, count=count, upper=True).miss_fraction)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import Assessment, Forecaster, Situation
+from carpool.forecasting.forecaster import Assessment, Forecaster
 from carpool.learning import batchable_share
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
@@ -195,8 +195,6 @@ def most_efficient(
     grids = [Grid(forecaster, sizes, number, avoid) for number in sorted(flights)]
     found = [one for grid in grids for one in grid.with_headroom()]
     if not found:
-        if shows_batches(situation, current):
-            return forecaster.assess(replace(current, max_wait=Duration(situation.limits.min_wait)))
         found = _least_loss([one for grid in grids for one in grid.unheld()])
         best = min(found, key=rank, default=forecaster.assess(current))
         if situation.service.executors > 1 and best.least_loss <= 0:
@@ -207,13 +205,6 @@ def most_efficient(
     # Of settings with equal device time, the one with the lowest latency.
     alike = [one for one in found if one.holds_ahead and one.device_time <= (1 + LEAST) * best.device_time]
     return min(alike, key=lambda one: one.mean, default=best)
-
-
-def shows_batches(situation: Situation, current: Parameters) -> bool:
-    """Whether a backlog will show batches, sooner than exploring 2 rows: so far all were single, and one can wait."""
-    service, rows = situation.service, situation.usual_rows
-    merges = current.max_batch > rows >= service.largest_measured and not current.pass_through
-    return merges and 2 * service.time(rows) <= situation.target
 
 
 def _least_loss(found: Sequence[Assessment]) -> list[Assessment]:

@@ -16,7 +16,7 @@ from carpool.tuning import messages
 from carpool.tuning.candidates import known_flights, productive_sizes
 from carpool.tuning.exploration import to_measure
 from carpool.tuning.moves import is_gain, is_worth
-from carpool.tuning.objective import Aim, Choice, choose, shows_batches
+from carpool.tuning.objective import Aim, Choice, choose
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -119,6 +119,11 @@ class Plan:
         if not choice.efficient.holds_now and avoid:
             # Beyond the capacity requests are late with any setting: that is no evidence against earlier settings.
             choice = choose(forecaster, self.aim, parameters, self._requirements.passing, (), sizes)
+        guesses = parameters.max_batch > situation.usual_rows >= situation.service.largest_measured
+        if guesses and exploration.spare > 0 and not (choice.efficient.holds_now or parameters.pass_through):
+            # Only single requests were measured, and they were in time. Those that overlap show what batches take.
+            self.choice = None
+            return
         self.choice = choice
         leaves = choice.target.parameters != parameters and is_gain(self.aim, choice, current)
         # A candidate found on the way that had to wait is still worth exploring.
@@ -136,8 +141,6 @@ class Plan:
             return
         is_limited = belief.size_limit.largest is not None or belief.sharing.share <= NONE
         if is_limited or requirements.held or requirements.recommends or exploration.is_under_way:
-            return
-        if not choice.efficient.holds_now and shows_batches(forecaster.situation, parameters):
             return
         # After misses that were not forecast, forecasts of exploration's cost are not reliable.
         is_sure = guards.margin.factor == 1

@@ -209,7 +209,7 @@ class Tuner:
         """Move as far as the rules allow."""
         plan, requirements, exploration = self.plan, self._requirements, self._exploration
         if plan.forecaster is None or plan.choice is None:
-            return self._keep(Reason.TOO_FEW_SAMPLES, "nothing to decide by yet")
+            return self._keep(Reason.TOO_FEW_SAMPLES, "only single requests were measured so far, and they are in time")
         current = plan.forecaster.assess(self.parameters)
         if requirements.held:
             return self._keep(Reason.HELD, "the policy's mode is Hold, or the parameters are fixed", current)

@@ -28,11 +28,8 @@ NOTE_INTERVAL = 1.0
 UNCHARGED = 8192
 """Bytes that a request may take beside its body without being counted: each takes a few kilobytes anyway."""
 
-KEPT_APART = {
-    "quarantined": "an answer to a batch could not be divided by rows",
-    "failing-caller": "an earlier request of this caller with the same key failed by itself",
-}
-"""Reasons for which the Batcher sends a mergeable request alone, and what each means."""
+QUARANTINED = "an answer to a batch could not be divided by rows"
+"""Why the Batcher sends a mergeable request alone."""
 
 
 class Merging:
@@ -64,10 +61,10 @@ class Merging:
                 key = self._padded_key(exchange, entry, parsed, parsed.fit, key, check)
         if reason is not None:
             self._note_alone(entry, reason, parsed.why)
-        elif apart := state.isolation.keeps_apart(exchange.peer, key, parsed.rows, state.cap):
-            if not state.isolation.quarantined:
-                self._counts.apart_at[entry.lane] = self._clock()
-            self._note_alone(entry, apart, KEPT_APART[apart])
+        elif state.isolation.quarantined:
+            self._note_alone(entry, "quarantined", QUARANTINED)
+        elif (exchange.peer, key) in state.isolation.suspects.left:
+            self._counts.apart_at[entry.lane] = self._clock()
         return reason is None, key, check
 
     def _padded_key(

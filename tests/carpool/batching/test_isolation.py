@@ -4,11 +4,20 @@ from random import Random
 
 import pytest
 
-from carpool.batching.isolation import MAX_SUSPECTS, MOST_NEEDED, NEEDED, Isolation, RetryBudget, Suspects
+from carpool.batching.isolation import (
+    EXTRA_ROWS,
+    MAX_SUSPECTS,
+    MOST_NEEDED,
+    NEEDED,
+    Isolation,
+    RetryBudget,
+    Suspects,
+)
+from carpool.batching.requests import Request
 
 
 def test_the_credit_is_a_fifth_of_the_rows_that_succeed() -> None:
-    budget = RetryBudget()
+    budget = RetryBudget(EXTRA_ROWS)
     assert budget.failed(64)
     budget.succeeded(9)  # 0.2 x 9 is not 2 rows
     assert not budget.failed(2)
@@ -18,7 +27,7 @@ def test_the_credit_is_a_fifth_of_the_rows_that_succeed() -> None:
 
 
 def test_batches_grow_again_once_nothing_fails() -> None:
-    budget = RetryBudget()
+    budget = RetryBudget(EXTRA_ROWS)
     for _ in range(7):
         budget.failed(64)
     assert budget.limit == 1
@@ -48,12 +57,30 @@ def test_a_suspect_is_trusted_again_after_four_good_answers_for_each_failure() -
     assert not suspects.left
 
 
-def test_a_failure_says_nothing_about_requests_that_can_not_share_its_batch() -> None:
+def of(caller: str, key: str, *, mergeable: bool = True) -> Request:
+    return Request(key=key, arrived=0.0, due=1.0, deadline=1.0, caller=caller, mergeable=mergeable)
+
+
+def test_after_a_failure_a_caller_shares_batches_with_itself_where_it_could_share_that_one() -> None:
     isolation = Isolation()
     isolation.suspects.failed("gateway", "three numbers")
-    assert isolation.keeps_apart("gateway", "three numbers", 1, 32) == "failing-caller"
-    assert not isolation.keeps_apart("gateway", "four numbers", 1, 32)
-    assert not isolation.keeps_apart("another", "three numbers", 1, 32)
+    apart = isolation.key_of(of("gateway", "three numbers"))
+    assert apart == isolation.key_of(of("gateway", "three numbers"))
+    assert apart not in {None, "three numbers"}
+    assert isolation.key_of(of("gateway", "four numbers")) == "four numbers"
+    assert isolation.key_of(of("another", "three numbers")) == "three numbers"
+    assert isolation.key_of(of("gateway", "three numbers", mergeable=False)) is None
+    isolation.quarantined = True
+    assert isolation.key_of(of("gateway", "three numbers")) is None
+
+
+def test_where_a_failing_caller_is_known_new_keys_have_to_earn_searches_by_halves() -> None:
+    isolation = Isolation()
+    assert isolation.failed("one", 8)
+    isolation.suspects.failed("caller", "one")
+    assert not isolation.failed("two", 8), "each is sent alone"
+    assert isolation.cap("two", 8) == 4
+    assert isolation.failed("one", 8), "the credit that it has stays"
 
 
 @pytest.mark.parametrize(("failing", "least", "most"), [(0.05, 0.15, 0.30), (0.5, 0.99, 1.0)])

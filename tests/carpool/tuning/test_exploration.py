@@ -21,7 +21,6 @@ from carpool.tuning.exploration import (
     BATCHES,
     LASTS,
     LEAST_CREDIT,
-    LOSES,
     RISE,
     SAVED,
     SPENDS,
@@ -211,7 +210,7 @@ def test_while_the_load_itself_shows_what_batches_take_nothing_is(seed):
     assert changes[0].reason is not Reason.EXPLORES
 
 
-def test_where_the_slo_leaves_no_time_to_wait_for_a_batch_one_is():
+def test_once_requests_are_refused_one_is():
     # No backlog is ever served: who waits for a batch of 33 ms is refused, and only single requests are measured.
     device = Device(times=lambda rows, _: 0.03 + 0.003 * rows, executors=4)
     policy = for_p99(0.0435, Objective.EFFICIENCY)
@@ -295,16 +294,6 @@ def test_beyond_the_capacity_more_batches_in_flight_are_explored_until_more_were
     assert again is None or again.max_in_flight == 1
 
 
-def test_beyond_the_capacity_slow_batches_in_flight_would_make_too_many_requests_late():
-    slow = ServiceTime.measured({1: 0.3, 2: 0.31, 4: 0.33, 8: 0.4})
-    found = candidate(30, moving=False, service=slow, target=0.9, most_in_flight=8)
-    assert found is None or found.max_in_flight < 4
-    # The same in a tenth of the time is over ten times as soon.
-    quick = candidate(300, moving=False, service=slow.scaled(0.1), target=0.09, most_in_flight=8)
-    assert quick is not None
-    assert quick.max_in_flight == 4
-
-
 def test_it_ends_once_as_many_were_in_flight():
     exploration = begun(8, flights=4, service=replace(KNOWN, largest_in_flight=1))
     assert not observe(exploration, 0.5, seen(8, 50), replace(KNOWN, largest_in_flight=1))
@@ -355,14 +344,6 @@ def test_one_that_costs_more_than_can_be_paid_for_ends():
     rich.begin(point(18), point(8), KNOWN, 0.0)
     assert not observe(rich, 0.5, seen(9, 50), late=10 * LEAST_CREDIT - 1)
     assert observe(rich, 1.0, seen(9, 50), late=1.0)
-
-
-def test_beyond_the_capacity_where_all_are_late_one_goes_on_until_it_lost_seconds():
-    exploration = Exploration()
-    assert candidate(1300, moving=False, exploration=exploration, most_in_flight=8) is not None
-    exploration.begin(point(18), point(8), KNOWN, 0.0)
-    assert not observe(exploration, 0.5, seen(9, 50), late=3 * LOSES * 1300 - 1)
-    assert observe(exploration, 1.0, seen(9, 50), late=1.0)
 
 
 def test_of_a_noisy_model_more_batches_have_to_be_seen():

@@ -140,7 +140,7 @@ def test_a_slow_model_is_not_filled_with_copies():
     simulation = Simulation(arrivals, device, dispatcher=sidecars.dispatcher, **how)
     summary = simulation.every(INTERVAL, sidecars.observe).run().summary()
     zero = Simulation(arrivals, device, parameters=Parameters(), **how).run().summary()
-    assert summary.arrivals - summary.hits <= 1 + zero.arrivals - zero.hits
+    assert summary.arrivals - summary.hits <= 2 + zero.arrivals - zero.hits
     assert summary.device_busy < zero.device_busy + 1.0 + 0.06 * seconds
     assert summary.p50 <= 1.1 * zero.p50
 

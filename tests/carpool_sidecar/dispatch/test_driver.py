@@ -304,19 +304,20 @@ async def test_an_answer_with_too_few_rows_costs_nobody_an_answer_and_ends_batch
     assert sidecar.driver.counts.alone == {("m", "quarantined"): 3}
 
 
-async def test_requests_that_are_not_batched_since_one_of_their_caller_failed_are_counted(world):
+async def test_after_one_of_a_caller_failed_its_others_share_batches(world):
+    # All requests behind a gateway come from one address.
     echo = world.model.behave
     sidecar, client = await world.start()
     world.model.behave = lambda exchange: exchange.respond(500, [], b"{}")
     assert (await client.predict(b"0")).status == 500
-    assert sidecar.driver.counts.alone == {}
     world.model.behave = echo
     first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
     world.model.release()
     for one in (first, *rest):
         assert (await one).status == 200
-    assert [len(call.rows) for call in world.model.received] == [1, 1, 1, 1]
-    assert sidecar.driver.counts.alone == {("m", "failing-caller"): 3}
+    assert [len(call.rows) for call in world.model.received] == [1, 1, 2]
+    assert sidecar.driver.counts.alone == {}
+    assert "m" in sidecar.driver.counts.apart_at
 
 
 async def test_a_request_larger_than_a_batch_is_cut_and_not_counted_as_kept_apart(world):
