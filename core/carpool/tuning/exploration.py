@@ -54,7 +54,7 @@ SAVED = 300.0
 """The unused error budget of so many seconds can be used."""
 
 TAKES = 2 / 3
-"""Share of the SLO that the latency of a batch of copies may use, with that of a request that comes meanwhile."""
+"""Share of the SLO that the latency of a batch of copies may use."""
 
 DEARER = 1.5
 """Times the cost per row of the cheapest size up to which a size may matter for the capacity."""
@@ -282,7 +282,7 @@ def to_measure(service: ServiceTime, limits: Limits, target: float) -> tuple[int
 
     At low load no batch is as large as those of a full replica. The least known size comes first: its latency lies
     between the optimistic estimate and that of the next larger measured one. At most twice the largest known size; its
-    latency, with that of a request that waits for it, at most ``TAKES`` of ``target`` (seconds), and surely within it.
+    latency at most ``TAKES`` of ``target`` (seconds), since requests that come meanwhile wait, and surely within it.
     """
     best_case = optimistic(service, largest_reliable(service, limits))
 
@@ -294,8 +294,7 @@ def to_measure(service: ServiceTime, limits: Limits, target: float) -> tuple[int
         return service.upper(above) / best_case.time(size), size
 
     sizes = productive_sizes(service, limits, also=1, least=least)
-    most = TAKES * target - service.time(1)
-    able = [size for size in sizes if service.time(size) <= most and service.upper(size) <= target]
+    able = [size for size in sizes if service.time(size) <= TAKES * target and service.upper(size) <= target]
     # A capacity rests on sizes that fit twice into the SLO, if any do: a request may wait for the batch before.
     fit = [size for size in able if 2 * service.time(size) <= target] or able
     cheap = DEARER * min((service.per_row(size) for size in fit), default=0.0)

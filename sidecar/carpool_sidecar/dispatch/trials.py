@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def harms(batcher: Batcher, state: ModelState, bucket: int, rows: int, due: float) -> bool:
-    """Whether a batch of copies would make a request late that comes after it, and is due after ``due`` seconds.
+    """Whether a batch of copies would make requests late that come meanwhile, and are due after ``due`` seconds.
 
-    That one waits for the batch, and takes its own time. Where a batch is being computed, it would wait for both.
+    Two of them have to be served after it. Where no server is free, they would wait for two batches.
     """
-    is_free = batcher.in_flight < concurrency_of(state)
-    return not is_free or seconds_of(state, bucket, rows) + seconds_of(state, bucket, 1) > TAKES * due
+    most = min(TAKES * due, due - 2 * seconds_of(state, bucket, 1))
+    return batcher.in_flight >= concurrency_of(state) or seconds_of(state, bucket, rows) > most
 
 
 def seconds_of(state: ModelState, bucket: int, rows: int) -> float:

@@ -490,9 +490,8 @@ async def test_no_copies_that_would_delay_others_by_most_of_the_slo(world, serve
     sidecar, client = await served(LINEAR, parameters=LARGE)
     await verified(world, sidecar, client, load)
     calls = len(world.model.received)
-    # With the request that waits for it, a batch may take two thirds of the SLO: 16 rows in all.
     times = tuple(0.04 * sidecar.driver.terms.due * rows for rows in range(65))
-    for sizes, sent in (([16], 1), ([24, 16, 15, 8], 2)):
+    for sizes, sent in (([17], 1), ([24, 17, 16, 8], 2)):
         sidecar.batcher.learn("m", Estimate(times, times), sidecar.clock())
         sidecar.driver.verifier.measure("m", sizes)
         pace = check_of(sidecar).pace
@@ -500,7 +499,7 @@ async def test_no_copies_that_would_delay_others_by_most_of_the_slo(world, serve
         await asked(sidecar, client, load, requests=1)
         await idle(world, sidecar)
         assert len(world.model.received) == (calls := calls + sent)
-    assert rows_of(world.model.received[-1]) == 15, "the first that may be"
+    assert rows_of(world.model.received[-1]) == 16, "the first that may be"
 
 
 async def test_no_copies_for_a_while_after_they_delayed_many_requests(world, served, load):
@@ -565,6 +564,7 @@ async def test_no_copies_while_a_batch_is_computed(world, served, load):
     other = Request(key="other", arrived=now, due=now + due, deadline=now + 10, rows=1, model="m")
     sidecar.batcher.arrive(other, now)
     assert harms(sidecar.batcher, state, 0, 2, due), "who comes next would wait for both"
+    assert harms(sidecar.batcher, state, 0, 2, 0.0039), "two single requests after it would be late"
     sidecar.batcher.cancel(other, now)
 
 
