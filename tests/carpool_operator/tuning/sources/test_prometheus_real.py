@@ -260,6 +260,8 @@ async def test_it_reads_what_the_sidecar_counted(program, processes, tmp_path, h
 
     # 3. A server that hangs costs no more than was said
     server.send_signal(signal.SIGSTOP)
+    # Until all its threads have stopped: one may answer meanwhile.
+    await asyncio.to_thread(os.waitpid, server.pid, os.WUNTRACED)
     try:
         quick = source(port, timeout=0.5)
         stopped = (await quick.read(POD.namespace, [POD], 100.0))[POD.uid]
