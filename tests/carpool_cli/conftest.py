@@ -18,6 +18,7 @@ from carpool_cli.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from click.testing import Result
 
@@ -154,14 +155,26 @@ class Guarded:
 
 
 @pytest.fixture
-def guarded() -> Iterator[Guarded]:
+def serving() -> Callable[[ThreadingHTTPServer], AbstractContextManager[None]]:
+    """Let a server answer, from a thread of its own."""
+
+    @contextmanager
+    def answering(http: ThreadingHTTPServer) -> Iterator[None]:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+    return answering
+
+
+@pytest.fixture
+def guarded(serving: Callable[[ThreadingHTTPServer], AbstractContextManager[None]]) -> Iterator[Guarded]:
     found = Guarded()
-    thread = threading.Thread(target=found.http.serve_forever)
-    thread.start()
-    yield found
-    found.http.shutdown()
-    thread.join()
-    found.http.server_close()
+    with serving(found.http):
+        yield found
 
 
 @pytest.fixture

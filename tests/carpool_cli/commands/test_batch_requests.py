@@ -78,14 +78,10 @@ class Server:
 
 
 @pytest.fixture
-def server():
+def server(serving):
     found = Server()
-    thread = threading.Thread(target=found.http.serve_forever)
-    thread.start()
-    yield found
-    found.http.shutdown()
-    thread.join()
-    found.http.server_close()
+    with serving(found.http):
+        yield found
 
 
 def line(number, **changes):

@@ -188,19 +188,12 @@ def test_what_was_taken_back_says_what_and_why():
     )
 
 
-def test_models_whose_batches_are_not_verified_are_reported():
-    def entry(verified, version=""):
-        return ModelEntry(
-            name="m",
-            version=version,
-            lane="m",
-            merges=verified == "verified",
-            max_batch=None,
-            axis="no axis",
-            verified=verified,
-            evidence="why",
-        )
+def entry(verified="", **changes):
+    known = {"version": "", "merges": verified == "verified", "axis": "no axis", "evidence": "why"}
+    return ModelEntry(name="m", lane="m", max_batch=None, verified=verified, **known | changes)
 
+
+def test_models_whose_batches_are_not_verified_are_reported():
     states = ["", "off", "asserted", "verified", "unverified", "refuted", "contradicted"]
     report = Report(
         stats=Stats(at=10.0),
@@ -211,7 +204,7 @@ def test_models_whose_batches_are_not_verified_are_reported():
         slo_seconds=0.05,
         queue=Queue(rows=0, in_flight=0, slots=1),
         lanes={},
-        models=[*map(entry, states), entry("refuted", "2")],
+        models=[*map(entry, states), entry("refuted", version="2")],
     )
     assert not_merged(report) == [
         "m  is not batched: no axis",
@@ -226,28 +219,15 @@ def test_models_whose_batches_are_not_verified_are_reported():
 
 def test_a_contradicted_model_that_is_sent_alone_is_said_to_be():
     lane = Lane(parameters=Parameters(), pass_through=False, queued_requests=0, cap=8, quarantined=True)
-    entry = ModelEntry(
-        name="m",
-        version="",
-        lane="m",
-        merges=True,
-        max_batch=None,
-        axis="First",
-        verified="contradicted",
-        evidence="why",
-    )
-    report = replace(of([entry]), lanes={"m": lane})
+    report = replace(of([entry("contradicted", merges=True, axis="First")]), lanes={"m": lane})
     assert not_merged(report) == ["m  batches contradicted: why; its requests are sent alone"]
 
 
 @pytest.mark.parametrize("trouble", ["no request was answered with success: 3 with 401", "every request has its own x"])
 def test_what_has_to_be_solved_first_stands_before_the_state_and_no_axis_is_offered(trouble):
-    entry = ModelEntry(
-        name="m", version="", lane="m", merges=False, max_batch=None, axis="no axis", verified="unverified",
-        evidence="why", trouble=trouble,
-    )  # fmt: skip
-    assert not_merged(of([entry])) == [f"m  {trouble}", "m  batches unverified: why"]
-    assert not_merged(of([replace(entry, verified="verified", merges=True)])) == [f"m  {trouble}"]
+    unverified, verified = entry("unverified", trouble=trouble), entry("verified", trouble=trouble)
+    assert not_merged(of([unverified])) == [f"m  {trouble}", "m  batches unverified: why"]
+    assert not_merged(of([verified])) == [f"m  {trouble}"]
 
 
 def test_rejected_requests_are_counted_beside_the_misses():
@@ -258,22 +238,11 @@ def test_rejected_requests_are_counted_beside_the_misses():
 
 def test_a_model_that_only_the_policy_names_is_reported():
     why = "the policy says axis First, but the server does not describe it and only answered for n: check its name"
-    entry = ModelEntry(name="m", version="", lane="m", merges=True, max_batch=None, axis=why, verified="asserted")
-    assert not_merged(of([entry])) == [f"m  is only in the policy: {why}"]
+    assert not_merged(of([entry("asserted", merges=True, axis=why)])) == [f"m  is only in the policy: {why}"]
 
 
 def test_the_padding_state_of_a_model_is_reported_though_its_batches_are_verified():
-    entry = ModelEntry(
-        name="m",
-        version="",
-        lane="m",
-        merges=True,
-        max_batch=None,
-        axis="-1",
-        verified="verified",
-        padding="verified: why",
-    )
-    assert not_merged(of([entry])) == ["m  padding verified: why"]
+    assert not_merged(of([entry("verified", axis="-1", padding="verified: why")])) == ["m  padding verified: why"]
 
 
 def of(models=(), forwarded=()):
@@ -293,8 +262,8 @@ def of(models=(), forwarded=()):
 
 def test_a_model_that_cannot_be_batched_names_the_option_and_not_the_gain():
     why = "its metadata is missing: set `models: [{name: m, axis: First}]`"
-    entry = ModelEntry(name="m", version="", lane="m", merges=False, max_batch=None, axis=why, verified="off")
-    report = of([entry])
+    off = entry("off", axis=why)
+    report = of([off])
     assert not_merged(report) == [f"m  is not batched: {why}, or start it with: {FIX}"]
     for reason in (Reason.PASSES_THROUGH, Reason.NOTHING_BATCHABLE):
         passing = Explained("m", 0.0, replace(KEPT, reason=reason, message="merging would save 0.0%"))
@@ -302,7 +271,7 @@ def test_a_model_that_cannot_be_batched_names_the_option_and_not_the_gain():
         assert text_of(passing, SLO, not_batched(report)).endswith(
             f"{reason}: its requests are not batched: see the line on this model"
         )
-    assert not_batched(of([entry, replace(entry, version="2", merges=True)])) == set()
+    assert not_batched(of([off, replace(off, version="2", merges=True)])) == set()
 
 
 def test_posted_requests_that_are_not_batched_are_reported():

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Tuning, TuningMode, Verification, VerificationMode
-from carpool.simulation.outcome import End
-from carpool.simulation.simulator import Device, Simulation, linear
+from carpool.simulation.outcome import ENDS, End
+from carpool.simulation.simulator import Arrival, Device, Simulation, linear
 from carpool.tuning.tuner import INTERVAL, Tuner
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.assumptions import for_p99
@@ -142,6 +142,20 @@ def test_a_slow_model_is_not_filled_with_copies():
     assert summary.arrivals - summary.hits <= 2 + zero.arrivals - zero.hits
     assert summary.device_busy < zero.device_busy + 1.0 + 0.06 * seconds
     assert summary.p50 <= 1.1 * zero.p50
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_one_bad_request_in_a_hundred_costs_a_gateway_few_good_ones(seed):
+    # One address has all requests. Where those after a bad one went one by one, 4 % were lost (decision 22).
+    slo, seconds, rng, policy = 0.2, 60.0, Random(seed), for_p99(0.2)
+    came = until(Poisson(100), seconds, Random(seed))
+    arrivals = [Arrival(time, poisoned=time > 5 and rng.random() < 0.01, caller=0) for time in came]
+    sidecars = Sidecars(policy, Tuner(policy))
+    device = Device(linear(0.020, 0.001), cv=0.05)
+    simulation = Simulation(arrivals, device, slo=slo, dispatcher=sidecars.dispatcher, seconds=seconds, seed=seed)
+    outcome = simulation.every(INTERVAL, sidecars.observe).run()
+    good = [ENDS[end] for arrival, end in zip(arrivals, outcome.ends, strict=True) if not arrival.poisoned]
+    assert good.count(End.HIT) >= 0.98 * len(good)
 
 
 @pytest.mark.parametrize("executors", [1, 4])
