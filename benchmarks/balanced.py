@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import islice
+from itertools import groupby, islice
 from math import inf
 from pathlib import Path
 from random import Random
@@ -33,6 +33,7 @@ from proof import oracle
 from proof.scenario import Diurnal, Trace, load_all
 from proof.world import Stretch, devices, estimate, knowledge, requests
 
+from carpool.exchange.decision import State
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
@@ -340,6 +341,23 @@ def _sooner(one: float | tuple[float, ...], faster: float) -> float | tuple[floa
     return (one[0] / faster, *one[1:]) if isinstance(one, tuple) else one / faster
 
 
+def without_explorations(decisions: Sequence[Decision]) -> list[Decision]:
+    """Leave out the first exploration of each setting.
+
+    It is made once, for a few batches, and paid from the error budget: leaving it is no flip. If the same setting is
+    explored again, that counts, and so does a setting that stays after it was explored.
+    """
+    found: list[Decision] = []
+    explored: set[Parameters] = set()
+    runs = groupby(decisions, key=lambda one: (one.state is State.EXPLORING, one.parameters))
+    for (explores, parameters), run in runs:
+        if not explores or parameters in explored:
+            found.extend(run)
+        else:
+            explored.add(parameters)
+    return found
+
+
 def flips_at_one_load(decisions: Sequence[Decision], start: float) -> int:
     """Count the settings that were left for another, and put in force again at the load at which they were left."""
     path: list[tuple[Parameters, float]] = []
@@ -362,6 +380,7 @@ def cell(name: str, load: float) -> Cell:
     through = Parameters(limits.max_batch, Duration(0.0), max(executors, PASSING_IN_FLIGHT), pass_through=True)
     single = course.fixed(through) if zero.utilization <= TARGET else None
     found = None if world.changing else course.best()
+    counted = flips_at_one_load if world.changing or world.drifting else flips
     return Cell(
         name,
         load,
@@ -371,7 +390,7 @@ def cell(name: str, load: float) -> Cell:
         ours.p50,
         ours.p99,
         ours.misses,
-        (flips_at_one_load if world.changing or world.drifting else flips)(sidecars.decisions, course.start),
+        counted(without_explorations(sidecars.decisions), course.start),
         zero.utilization,
         zero.p50,
         zero.p99,

@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.limits import Limits
 
 
-def harms(batcher: Batcher, state: ModelState, bucket: int, rows: int, due: float) -> bool:
+def harms(state: ModelState, bucket: int, rows: int, due: float) -> bool:
     """Whether a batch of copies would make requests late that come meanwhile, and are due after ``due`` seconds.
 
-    Two of them have to be served after it. Where no server is free, they would wait for two batches.
+    Two of them have to be served after it.
     """
-    most = min(TAKES * due, due - 2 * seconds_of(state, bucket, 1))
-    return batcher.in_flight >= concurrency_of(state) or seconds_of(state, bucket, rows) > most
+    return seconds_of(state, bucket, rows) > min(TAKES * due, due - 2 * seconds_of(state, bucket, 1))
 
 
 def seconds_of(state: ModelState, bucket: int, rows: int) -> float:
@@ -136,7 +135,7 @@ class Trials:
         """Whether a batch with the rows of a request repeated would delay others for too long, or too many others."""
         bucket, state = 0 if parsed.fit is None else parsed.fit.bucket, self._batcher.model(entry.lane)
         allowed = self._delays.allow(arrivals_at(self._batcher), self._clock())
-        return not allowed or harms(self._batcher, state, bucket, rows, self._terms.due)
+        return not allowed or harms(state, bucket, rows, self._terms.due)
 
     def served(self, entry: Entry) -> int:
         """Return the number of rows that a model has served."""
