@@ -160,11 +160,11 @@ class Stats(MutableCamel, rename="camel"):
         busy = self.device_busy - earlier.device_busy
         return Stats(self.at, busy if busy >= 0 else self.device_busy, models, self.queued_rows)
 
-    def others_busy(self, model: str) -> float:
-        """Return the device time (seconds) of all models but one: the whole, shared by the time of their batches."""
-        seconds = {name: sum(cell[5] for cell in stats.cells) for name, stats in self.models.items()}
-        whole = sum(seconds.values())
-        return self.device_busy * (1 - seconds.get(model, 0.0) / whole) if whole else 0.0
+    def others(self, model: str) -> tuple[float, float]:
+        """Return of all models but one the seconds of their batches, and of the device's wall time in proportion."""
+        work = {name: sum(cell[5] for cell in each.cells if not cell[3]) for name, each in self.models.items()}
+        others, whole = sum(work.values()) - work.get(model, 0.0), sum(work.values())
+        return others, self.device_busy * others / whole if whole else 0.0
 
 
 LATE = "late"

@@ -75,8 +75,8 @@ class Observation(Struct, frozen=True):
     """Seconds of it that the counting host paused; with several replicas, the sum."""
     queued_rows: int = 0
     """Rows that wait at its end; with several replicas, the mean."""
-    others_busy: float = 0.0
-    """Seconds of device time that other models behind the same sidecars used; with several replicas, the sum."""
+    others: tuple[float, float] = (0.0, 0.0)
+    """What other models behind the same sidecars used (``Stats.others``); with several replicas, the sums."""
     replicas: int = 1
     """Replicas whose counters are summed up in ``stats``. All rates are per replica."""
     explorers: int = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -62,6 +63,13 @@ class Situation(Struct, frozen=True):
     largest: int | None = None
     """Rows that a batch may have if that is less than ``max_batch`` (``size_limit``)."""
 
+    rest: float = 1.0
+    """Share of the device that other models leave: ``service`` is slower by it than measured."""
+
+    def with_the_whole_device(self) -> Self:
+        """Return the same without other models."""
+        return replace(self, service=self.service.scaled(self.rest), rest=1.0)
+
     @property
     def usual_rows(self) -> int:
         """Rows of a usual request: the rounded mean."""
@@ -75,7 +83,7 @@ class Situation(Struct, frozen=True):
             rows = 2 ** next(power for power, share in enumerate(self.row_shares) if share) // 2 + 1
         if service.sizes[0] > rows or service.executors > self.limits.max_in_flight:
             return 0.0
-        return min(curve.lower(rows) for curve in [each for _, each in service.mix] or [service])
+        return self.rest * min(curve.lower(rows) for curve in [each for _, each in service.mix] or [service])
 
     @property
     def is_out_of_reach(self) -> bool:

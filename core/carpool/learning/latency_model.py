@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -169,6 +170,7 @@ class ServiceTime(Struct, frozen=True):
             head_slope=self.head_slope * factor,
             tail_slope=self.tail_slope * factor,
             tail_error=self.tail_error * factor,
+            mix=tuple((share, each.scaled(factor)) for share, each in self.mix),
         )
 
     def pessimistic(self) -> ServiceTime:
@@ -256,10 +258,7 @@ def fit(samples: Sequence[Sample], known_executors: int | None = None) -> Servic
     halves = [mean * reach / math.sqrt(max(weight, 1.0)) for mean, weight in zip(means, weights, strict=True)]
     uppers = [mean + half for mean, half in zip(means, halves, strict=True)]
     lowers = [max(mean - half, 0.0) for mean, half in zip(means, halves, strict=True)]
-    for index in range(len(uppers) - 2, -1, -1):
-        uppers[index] = min(uppers[index], uppers[index + 1])
-    for index in range(1, len(lowers)):
-        lowers[index] = max(lowers[index], lowers[index - 1])
+    lowers, uppers = [*accumulate(lowers, max)], [*accumulate(reversed(uppers), min)][::-1]
     curve = ServiceTime._through(tuple(sizes), tuple(means), tuple(lowers), tuple(uppers))  # noqa: SLF001 - its builder
     return replace(
         curve,
@@ -555,13 +554,8 @@ def _count_rows(rows: dict[int, float], interval: _Interval) -> None:
 
 def _weighted_median(values: list[tuple[float, float]]) -> float:
     values.sort()
-    half = sum(weight for _, weight in values) / 2
-    upto = 0.0
-    for value, weight in values:
-        upto += weight
-        if upto >= half:
-            return value
-    return values[-1][0]
+    weights = list(accumulate(weight for _, weight in values))
+    return values[bisect_left(weights, weights[-1] / 2)][0]
 
 
 def _without_outliers(sample: Sample, noise: float) -> Sample:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from carpool.policy.parameters import Parameters
 
 
+REST_OVER, LEAST_REST = 10.0, 0.1
+"""Seconds over which the use of the device by other models is averaged; the least that they are taken to leave."""
+
+
 class Moved(NamedTuple):
     """What has clearly changed."""
 
@@ -44,6 +48,8 @@ class Belief:
         """The latency model that the Batcher's tables were last made from."""
         self.row_shares: tuple[float, ...] = ()
         """Shares of the requests by rows, in powers of two; empty: all have about the same number."""
+        self.rest = 1.0
+        """Share of the device's capacity that other models behind the same sidecars leave."""
         self._row_counts: list[float] = []
         self._estimate: Estimate | None = None
         self._at_epoch: ServiceTime | None = None
@@ -53,12 +59,18 @@ class Belief:
         stats, seconds = observation.stats, observation.seconds / observation.replicas
         counts = WindowCounts(stats.windows, stats.arrivals, stats.arrivals_squared, gaps_squared=stats.gaps_squared)
         self._count_rows(stats.request_rows)
-        return Moved(
+        moved = Moved(
             load=self.load.observe(observation.seconds, counts, stats.rows, observation.replicas),
             model=self.learner.observe(observation.now, stats.samples()) != 1.0,
             share=self.sharing.observe(seconds, stats.arrivals, stats.batchable),
             limit=self.size_limit.observe(seconds, stats),
         )
+        # A server that computes several batches at once is not full with one; in a full one batches wait for others.
+        work, wall = observation.others
+        busy = min(work / self.service.executors, wall) if self.service is not None else wall
+        self.rest += (1 - busy / observation.seconds - self.rest) * min(seconds / REST_OVER, 1.0)
+        self.rest = max(self.rest, LEAST_REST)
+        return moved
 
     def _count_rows(self, counts: Sequence[int]) -> None:
         """Learn how many rows requests have: one request in a hundred may be so large that it makes the others late."""

@@ -73,24 +73,22 @@ SMALLEST = 5
 
 
 class Aim(Struct, frozen=True):
-    """A policy's objective, and the use of the device by others."""
+    """A policy's objective."""
 
     objective: Objective = Objective.EFFICIENCY
     target: float = 1.0
     """Utilization, 0 to 1, up to which latency comes first."""
     share: float = 1.0
     """Share of the device for the models behind this sidecar."""
-    others: float = 0.0
-    """Share of time in which only other models behind this sidecar use the device."""
     slack: float = SLACK
     """Utilization beyond the target that the setting in force may have."""
 
     @classmethod
-    def of(cls, policy: BatchingPolicy, others: float = 0.0, error: float = 0.0) -> Self:
+    def of(cls, policy: BatchingPolicy, error: float = 0.0) -> Self:
         """Return a policy's aim; ``error``: relative standard error of the rate."""
         target = policy.target_utilization_percent / 100 if policy.objective is Objective.BALANCED else 1.0
         slack = min(max(SLACK, error * target), 3 * SLACK)
-        return cls(policy.objective, target, policy.device_share_percent / 100, others, slack)
+        return cls(policy.objective, target, policy.device_share_percent / 100, slack)
 
     @property
     def is_for_latency(self) -> bool:
@@ -99,7 +97,8 @@ class Aim(Struct, frozen=True):
 
     def utilization(self, one: Assessment) -> float:
         """Return the used share of the device's capacity, 0 to 1, under a setting, others included."""
-        return min((one.utilization + self.others) / self.share, 1.0)
+        rest = one.situation.rest
+        return min((rest * one.utilization + (1 - rest)) / self.share, 1.0)
 
     def latency(self, one: Assessment) -> float:
         """Return the latency (seconds) to minimize: the mean, or the p99."""
@@ -122,13 +121,9 @@ class Choice(Struct, frozen=True):
 
 
 def choose(
-    forecaster: Forecaster,
-    aim: Aim,
-    current: Parameters,
-    mode: PassThroughMode,
-    avoid: Collection[Parameters] = (),
-    sizes: Sequence[int] | None = None,
-) -> Choice:
+    forecaster: Forecaster, aim: Aim, current: Parameters, mode: PassThroughMode,
+    avoid: Collection[Parameters] = (), sizes: Sequence[int] | None = None,
+) -> Choice:  # fmt: skip
     """Choose a setting; ``current`` is in force, ``avoid`` is left out; only ``sizes``, if given, are compared."""
     situation = forecaster.situation
     sizes = sizes or productive_sizes(situation.service, situation.limits, also=current.max_batch)
@@ -260,14 +255,9 @@ def _pass_or_batch(forecaster: Forecaster, efficient: Assessment, current: Param
 
 
 def _fastest(
-    forecaster: Forecaster,
-    aim: Aim,
-    efficient: Assessment,
-    current: Parameters,
-    mode: PassThroughMode,
-    sizes: Sequence[int],
-    avoid: Collection[Parameters],
-) -> Assessment | None:
+    forecaster: Forecaster, aim: Aim, efficient: Assessment, current: Parameters, mode: PassThroughMode,
+    sizes: Sequence[int], avoid: Collection[Parameters],
+) -> Assessment | None:  # fmt: skip
     """Return the setting with the least latency that keeps the utilization target and the SLO, now and at 1.25x.
 
     ``None``: no setting keeps both.
@@ -299,13 +289,9 @@ def _fastest(
 
 
 def fastest_batching(
-    forecaster: Forecaster,
-    aim: Aim,
-    efficient: Assessment,
-    current: Parameters,
-    sizes: Sequence[int],
+    forecaster: Forecaster, aim: Aim, efficient: Assessment, current: Parameters, sizes: Sequence[int],
     avoid: Collection[Parameters] = (),
-) -> Assessment | None:
+) -> Assessment | None:  # fmt: skip
     """Return the setting with the least latency that keeps the target, of those that batch requests."""
     flights = known_flights(forecaster.situation.service, efficient.situation.limits, 2)
     found = _least_waits(forecaster, aim, current, sizes, flights)
@@ -357,12 +343,12 @@ def _able(forecaster: Forecaster, aim: Aim, current: Parameters, sizes: Sequence
     """List sizes, ascending, that keep the target if all batches are full: the smallest, the largest, that in force."""
     situation = forecaster.situation
     service, rows = situation.service, situation.process.rate * situation.rows
-    concurrency = min(service.executors, flights)
-    room = (aim.share * aim.target - aim.others) if aim.objective is Objective.BALANCED else 1.0
+    concurrency, rest = min(service.executors, flights), situation.rest
+    room = (aim.share * aim.target if aim.objective is Objective.BALANCED else 1.0) - (1 - rest)
     able: list[int] = []
     cheapest = math.inf
     for size in sizes:
         cheapest = min(cheapest, service.per_row(size))
-        if rows * cheapest <= room * concurrency:
+        if rows * rest * cheapest <= room * concurrency:
             able.append(size)
     return sorted({*able[:SMALLEST], *able[-1:], *({current.max_batch} & {*able})})

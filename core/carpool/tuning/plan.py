@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 BURSTIER = 0.02
 """Relative change of the burstiness that needs another search of the capacity."""
 
+OTHERS_CHANGE = 0.05
+"""Change of the share of the device that other models use, after which settings are compared again."""
+
 SCARCE = 0.3
 """Utilization from which requests that would be late are refused: below it, a late request delays few others, and a
 burst is over soon."""
@@ -60,9 +63,11 @@ class Plan:
             self.choice = None
 
     def is_outdated(self, belief: Belief) -> bool:
-        """Whether there is no choice, or it is for another load."""
+        """Whether there is no choice, or it is for another load of this model or of others."""
         forecaster = self.forecaster
-        return self.choice is None or forecaster is None or belief.load.process != forecaster.situation.process
+        if self.choice is None or forecaster is None or belief.load.process != forecaster.situation.process:
+            return True
+        return abs(belief.rest - forecaster.situation.rest) > OTHERS_CHANGE
 
     def assess(self, parameters: Parameters) -> Assessment | None:
         """Return the forecasts of the parameters in force; ``None`` before the first choice."""
@@ -160,7 +165,7 @@ class Plan:
             limits = replace(limits, max_wait=limits.min_wait)
         return Situation(
             process=process,
-            service=service,
+            service=service.scaled(1 / belief.rest),
             target=requirements.target,
             margin=guards.margin.factor,
             budget=requirements.budget,
@@ -170,6 +175,7 @@ class Plan:
             quantiles=requirements.quantiles,
             share=belief.sharing.share,
             largest=belief.size_limit.largest,
+            rest=belief.rest,
         )
 
     def forecasted(self, step: Assessment) -> Forecasted:
@@ -181,7 +187,7 @@ class Plan:
             p99_ahead=step.ahead.p99,
             miss_fraction=refined.miss_fraction,
             goodput=refined.goodput,
-            device_time=refined.device_time,
+            device_time=refined.device_time * step.situation.rest,
             mean_batch=refined.mean_batch,
             mean=refined.mean,
             utilization=self.aim.utilization(step),
@@ -197,7 +203,7 @@ class Plan:
         process = self._load.measured if self._load is not None else None
         if self.forecaster is None or process is None:
             return None
-        situation = self.forecaster.situation
+        situation = self.forecaster.situation.with_the_whole_device()
         # A capacity depends on burstiness, in steps of 2 %, and not on the rate.
         shape = {name: _stepped(value) for name, value in asdict(process).items() if name != "rate"}
         situation = replace(situation, process=type(process)(1.0, **shape), rows=_stepped(situation.rows))
@@ -218,7 +224,7 @@ class Plan:
         """Return the rows of batches to measure for the capacity; none: it is known, or the device has no room."""
         if self.forecaster is None or self.choice is None or not self.choice.efficient.holds_ahead:
             return ()
-        situation = self.forecaster.situation
+        situation = self.forecaster.situation.with_the_whole_device()
         is_possible = situation.share > NONE and situation.largest is None
         return to_measure(situation.service, situation.limits, situation.target) if is_possible else ()
 

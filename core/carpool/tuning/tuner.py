@@ -127,7 +127,7 @@ class Tuner:
             return self._keep(Reason.HOST_STALLED, "this host paused; what was measured meanwhile is not used")
         # 2. Learn.
         moved = belief.observe(observation)
-        self.plan.aim = Aim.of(policy, observation.others_busy / observation.seconds, belief.load.error)
+        self.plan.aim = Aim.of(policy, belief.load.error)
         history.requests += stats.arrivals
         if belief.service is None:
             if history.is_quiet_from_the_start:

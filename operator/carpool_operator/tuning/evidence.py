@@ -107,8 +107,8 @@ class Sum(NamedTuple):
     """Seconds that the pods' hosts paused, in total."""
     device_busy: float = 0.0
     """Seconds with at least one batch of any model in flight, of all pods in total."""
-    others_busy: float = 0.0
-    """Seconds of it that other models used."""
+    others: tuple[float, float] = (0.0, 0.0)
+    """What other models used (``Stats.others``)."""
     in_force: Parameters | None = None
     """Parameters on most of the pods; ``None``: none knows the model."""
 
@@ -127,10 +127,10 @@ def add_up(samples: Iterable[Sample]) -> dict[str, Sum]:
     for name in names:
         passing = [sample.passing[name] for sample in chosen if name in sample.passing]
         stats = combine([sample.models[name] for sample in chosen if name in sample.models])
-        others = sum(Stats(0.0, sample.device_busy, sample.models).others_busy(name) for sample in chosen)
+        work, wall = zip(*(Stats(0.0, one.device_busy, one.models).others(name) for one in chosen), strict=True)
         passes = 2 * sum(passing) >= len(passing)
         in_force = _most([sample.in_force[name] for sample in chosen if name in sample.in_force])
-        sums[name] = Sum(len(chosen), seconds, stats, passes, queued, paused, busy, others, in_force)
+        sums[name] = Sum(len(chosen), seconds, stats, passes, queued, paused, busy, (sum(work), sum(wall)), in_force)
     return sums
 
 

@@ -187,7 +187,7 @@ class Learned:
                 passing=total.passing,
                 paused=total.paused,
                 queued_rows=total.queued_rows,
-                others_busy=total.others_busy,
+                others=total.others,
                 replicas=total.pods,
                 explorers=canaries or total.pods,
             ),

@@ -193,7 +193,7 @@ class Control:
                         stalled=paused > STALLED_SHARE * seconds,
                         paused=paused,
                         queued_rows=stats.queued_rows,
-                        others_busy=since.others_busy(state.name),
+                        others=since.others(state.name),
                     ),
                     # A tuner that decides gets the parameters it has set; one that only observes, those in force.
                     state.parameters if applies else state.in_force,

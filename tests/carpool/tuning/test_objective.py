@@ -197,19 +197,25 @@ def test_decisions_say_utilization_target_and_what_another_objective_would_do():
 
 
 def test_what_others_behind_the_same_sidecar_use_is_their_share_of_device_time():
-    cell = (0, 8, 1, 1, 10)
+    cell = (0, 8, 1, 0, 10)
     stats = Stats(10.0, 3.0, {"a": ModelStats(cells=[(*cell, 2.0, 0.4)]), "b": ModelStats(cells=[(*cell, 4.0, 1.6)])})
-    assert stats.others_busy("a") == pytest.approx(2.0)
-    assert stats.others_busy("b") == pytest.approx(1.0)
-    assert stats.others_busy("unknown") == pytest.approx(3.0)
-    assert Stats(10.0).others_busy("a") == 0
+    assert stats.others("a") == pytest.approx((4.0, 2.0))
+    assert stats.others("b") == pytest.approx((2.0, 1.0))
+    assert stats.others("unknown") == pytest.approx((6.0, 3.0))
+    assert Stats(10.0).others("a") == (0, 0)
+
+
+def test_times_counted_for_a_supposed_concurrency_are_no_work():
+    cells = [(0, 8, 2, 0, 10, 2.0, 0.4), (0, 8, 2, 1, 10, 1.0, 0.1)]
+    stats = Stats(10.0, 3.0, {"a": ModelStats(cells=cells), "b": ModelStats(cells=[(0, 8, 1, 0, 10, 2.0, 0.4)])})
+    assert stats.others("b") == pytest.approx((2.0, 1.5))
 
 
 def test_utilization_counts_others_and_never_exceeds_the_whole():
     policy = replace(for_p99(0.05), device_share_percent=50)
     last, _, _ = run(1700)
     assert last.predicted.utilization <= 1
-    assert Aim.of(policy, others=0.3).share == 0.5
+    assert Aim.of(policy).share == 0.5
 
 
 # Two rows take 36 ms of an SLO of 43.5 ms, so that no request can wait for one batch and be in the next.

@@ -81,6 +81,18 @@ def test_what_most_pods_run_is_in_force():
     assert add_up(two.gather(edit=only(0, ran(8))).samples)["resnet"].in_force.max_in_flight == 8
 
 
+def test_what_other_models_used_is_summed_over_pods():
+    fleet = Fleet(2)
+    fleet.gather()
+    samples = fleet.gather().samples
+    other = counted(50, cells=[(4, 10, 0.027)])
+    shared = [each._replace(models={**each.models, "bert": other}, device_busy=0.3) for each in samples]
+    sums = add_up(shared)
+    assert sums["resnet"].others == pytest.approx((2 * 0.27, 2 * 0.3 * 3 / 4))
+    assert sums["bert"].others == pytest.approx((2 * 0.09, 2 * 0.3 / 4))
+    assert add_up(samples)["resnet"].others == (0, 0)
+
+
 def test_the_mean_queue_is_rounded_up():
     fleet = Fleet(2)
     fleet.gather()
