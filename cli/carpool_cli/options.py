@@ -91,17 +91,18 @@ class AddressType(click.ParamType[Address]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:  # noqa: ANN401 - click's signature
         """Read ``http://127.0.0.1:8000``, ``127.0.0.1:8000``, or ``:8000`` on this machine."""
         host = f"127.0.0.1{value}" if value.startswith(":") else value
-        url = urlsplit(host if "://" in host else f"http://{host}")
+        try:
+            url = urlsplit(host if "://" in host else f"http://{host}")
+            port = url.port or 80
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
         if url.scheme == "https":
             self.fail(f"{value!r}: TLS is not supported; name the server's plain port, http://host:port", param, ctx)
         if url.scheme != "http" or not url.hostname or url.query or url.fragment:
             self.fail(
                 f"{value!r} is not a server's base URL: write e.g. http://127.0.0.1:8000 (plain http)", param, ctx
             )
-        try:
-            return Address(url.hostname, url.port or 80, url.path.rstrip("/"))
-        except ValueError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
+        return Address(url.hostname, port, url.path.rstrip("/"))
 
 
 class ShapeType(click.ParamType[tuple[int, ...]]):
@@ -128,7 +129,7 @@ class DimType(click.ParamType[tuple[str, int]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:  # noqa: ANN401 - click's signature
         """Read ``sequence=128``."""
         name, _, size = value.partition("=")
-        if not name or not size.isdigit() or not int(size):
+        if not name or not re.fullmatch("0*[1-9][0-9]*", size):
             self.fail(f"{value!r}: write the dimension's name and size, e.g. sequence=128", param, ctx)
         return name, int(size)
 

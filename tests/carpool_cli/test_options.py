@@ -46,7 +46,7 @@ def test_addresses(text, address):
     assert ADDRESS.convert(text, None, None) == address
 
 
-@pytest.mark.parametrize("text", ["https://a", "http://", "http://a:b", "http://a?b", ":x"])
+@pytest.mark.parametrize("text", ["https://a", "http://", "http://a:b", "http://a?b", ":x", "http://[::1", "http://a:99999"])
 def test_wrong_addresses(text):
     with pytest.raises(click.BadParameter):
         ADDRESS.convert(text, None, None)
@@ -60,7 +60,7 @@ def test_an_address_is_read_as_it_is_written():
 def test_shapes_and_dims():
     assert SHAPE.convert("3,224", None, None) == (3, 224)
     assert DIMS.convert("sequence=128", None, None) == ("sequence", 128)
-    for kind, text in ((SHAPE, "3,x"), (SHAPE, "0"), (DIMS, "=3"), (DIMS, "a=b")):
+    for kind, text in ((SHAPE, "3,x"), (SHAPE, "0"), (DIMS, "=3"), (DIMS, "a=b"), (DIMS, "a=²"), (DIMS, "a=0")):
         with pytest.raises(click.BadParameter):
             kind.convert(text, None, None)
 

@@ -68,6 +68,12 @@ class Journal:
             self._close()
             raise click.ClickException(f"{self.output} is being written by another run: wait for it") from None
         for stream, length in ((self._part, self.progress.output_bytes), (self._errors, self.progress.error_bytes)):
+            if stream.seek(0, os.SEEK_END) < length:
+                self._close()
+                raise click.ClickException(
+                    f"{stream.name} is gone or shorter than when the last run ended: put it back, "
+                    f"or remove {self.checkpoint} to start over"
+                )
             stream.truncate(length)
             stream.seek(length)
         return self

@@ -163,10 +163,6 @@ def command(
     if part is not None:
         output = part.output(output)
     profile = device_profile.load(profile_path) if profile_path is not None else None
-    try:
-        stat = source_path.stat()
-    except OSError as error:
-        raise click.ClickException(f"{source_path}: {error.strerror}") from None
     if protocol is None:
         alike = source_path.suffix == ".jsonl" and upstream is not None and requests.is_request(source_path)
         protocol = REQUESTS if alike else "v1"
@@ -175,8 +171,8 @@ def command(
         raise click.UsageError("--protocol openai is for .jsonl and --upstream, without --batch-size")
     if headers and upstream is None:
         raise click.UsageError("--header is for --upstream: a file needs none")
-    inputs = [source_path.resolve(), stat.st_size, stat.st_mtime_ns]
-    identity = " ".join(map(str, [*inputs, onnx and onnx.resolve(), upstream, model, protocol, *(part or ())]))
+    files = [_version(source_path), _version(onnx) if onnx is not None and onnx.exists() else None]
+    identity = " ".join(map(str, [*files, upstream, model, protocol, *(part or ())]))
     # 1. The size: given, the profile's, or found while running
     sizes = SizeSearch(1 if sends else max_batch)
     fixed = batch_size or (inflection(profile.service_time(), profile.largest_safe) if profile is not None else None)
@@ -231,6 +227,15 @@ def command(
     rate = (job.answered - before) / max(seconds, 1e-9)
     how = f"{format_seconds(seconds)}, {number(rate)} rows/s, batches of {sizes.size}"
     _summary(job.answered, job.skipped, output, how)
+
+
+def _version(path: Path) -> str:
+    """Return what tells a file from others, and from what it was before."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from None
+    return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def _shard(shards: int | None, index: int | None, *, join: bool) -> sharding.Shard | None:

@@ -282,7 +282,7 @@ def _documents(text: str, asked: Asked, found: Found) -> Iterator[str]:
     if text.lstrip().startswith("{"):
         try:
             old = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass  # YAML has braces, too
         else:
             if "kind" not in old:

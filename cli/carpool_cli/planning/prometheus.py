@@ -63,7 +63,11 @@ def _number(base: str, text: str, now: float) -> float | None:
 
 
 def _base(url: str) -> str:
-    if urlsplit(url).scheme not in {"http", "https"}:
+    try:
+        is_base = urlsplit(url).scheme in {"http", "https"}
+    except ValueError:  # an IPv6 address without its bracket
+        is_base = False
+    if not is_base:
         raise HistoryError(f"{url!r} is not a server's base URL: write e.g. http://prometheus:9090")
     return url.rstrip("/")
 

@@ -73,6 +73,25 @@ def test_another_jobs_progress_is_refused(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("name", ["out.part", "out.errors.jsonl"])
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"a")])
+def test_a_file_that_is_gone_or_shorter_is_never_filled_up(tmp_path, name, damage):
+    with Journal(tmp_path / "out", "job") as journal:
+        journal.append(b"answer", b"error")
+        journal.commit(position=1, number=1, answered=1, skipped=0)
+    damage(tmp_path / name)
+    for _ in range(2):
+        with pytest.raises(click.ClickException, match=rf"{name} is gone or shorter"), Journal(tmp_path / "out", "job"):
+            pass
+    (tmp_path / "out.checkpoint").unlink()
+    with Journal(tmp_path / "out", "job") as journal:
+        assert not journal.resumed
+        journal.append(b"anew", b"")
+        journal.commit(position=1, number=1, answered=1, skipped=0)
+        journal.finish(None)
+    assert (tmp_path / "out").read_bytes() == b"anew"
+
+
 def test_two_runs_at_once_are_refused(tmp_path):
     with (
         Journal(tmp_path / "out", "job"),

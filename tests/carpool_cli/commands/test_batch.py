@@ -52,6 +52,18 @@ def test_an_onnx_file_answers_as_it_does_alone(double, carpool, tmp_path):
     assert [json.loads(line) for line in lines(output)] == [[2.0 * number, 2.0, 4.0] for number in range(50)]
 
 
+def test_with_another_model_in_the_same_file_it_does_not_go_on(double, carpool, tmp_path):
+    path, output, model = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "model.onnx"
+    path.write_text('[1, 1, 2]\n"bad"\n[2, 1, 2]\n')
+    model.write_bytes(double.read_bytes())
+    job = ("batch", path, output, "--onnx", model, "--batch-size", 1)
+    assert carpool(*job, "--max-bad", 0).exit_code == 1
+    model.write_bytes(double.read_bytes() + b"\0")
+    result = carpool(*job)
+    assert result.exit_code == 1
+    assert "belongs to another job (input, model or protocol changed)" in result.output
+
+
 def test_npz_in_and_out(double, carpool, tmp_path):
     path, output = tmp_path / "in.npz", tmp_path / "out.npz"
     given = np.arange(30, dtype=np.float32).reshape(10, 3)

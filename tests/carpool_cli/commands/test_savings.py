@@ -61,6 +61,7 @@ def test_every_way_is_drawn(carpool, profile, tmp_path):
         ),
         (("--prometheus", "http://p:9090", "--rate", "5"), "Prometheus has the load"),
         (("--prometheus", "p:9090"), "not a server's base URL"),
+        (("--prometheus", "http://[::1"), "not a server's base URL"),
         (("--prometheus", "http://127.0.0.1:9"), "by kubectl port-forward"),
         (("--prometheus", "http://p:9090", "--since", "yesterday"), "12h or 7d"),
         ((":9090", "--rate", "5"), "--rate goes with --profile: a sidecar brings its own"),
