@@ -230,7 +230,7 @@ def command(
 
 
 def _version(path: Path) -> str:
-    """Return what tells a file from others, and from what it was before."""
+    """Return what distinguishes a file from others, and from what it was before."""
     try:
         stat = path.stat()
     except OSError as error:
