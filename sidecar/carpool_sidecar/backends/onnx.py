@@ -11,6 +11,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -163,14 +164,15 @@ class OnnxBackend:
 
     def document(self, target: bytes) -> Document:
         """Answer a request about the server or its model."""
-        path = target.partition(b"?")[0].decode("latin-1")
+        path = _path(target)
         described = self._documents().get(path)
         if described is None:
             return Document(404, _error(f"{path} is not served here; the model is {self.model!r}"))
         return Document(200, msgspec.json.encode(described))
 
     def _documents(self) -> dict[str, dict[str, Any]]:
-        model, ready = self.model, {"name": self.model, "ready": True}
+        """Return what is described, by path; see `_path` for its form."""
+        model, quoted, ready = self.model, quote(self.model, safe=""), {"name": self.model, "ready": True}
         metadata = {
             "name": model,
             "versions": [VERSION],
@@ -180,7 +182,7 @@ class OnnxBackend:
         }
         return {
             "/v1/models": {"models": [model]},
-            f"/v1/models/{model}": ready,
+            f"/v1/models/{quoted}": ready,
             "/v2": {
                 "name": "carpool",
                 "version": version("carpool-serving"),
@@ -188,10 +190,10 @@ class OnnxBackend:
             },
             "/v2/health/live": {"live": True},
             "/v2/health/ready": {"ready": True},
-            f"/v2/models/{model}": metadata,
-            f"/v2/models/{model}/versions/{VERSION}": metadata,
-            f"/v2/models/{model}/ready": ready,
-            f"/v2/models/{model}/versions/{VERSION}/ready": ready,
+            f"/v2/models/{quoted}": metadata,
+            f"/v2/models/{quoted}/versions/{VERSION}": metadata,
+            f"/v2/models/{quoted}/ready": ready,
+            f"/v2/models/{quoted}/versions/{VERSION}/ready": ready,
         }
 
     def _run(self, arrays: dict[str, Any], names: list[str], *, pad: bool) -> dict[str, Any]:
@@ -253,6 +255,15 @@ def _first(value: Any) -> Dimension:  # noqa: ANN401 - the runtime publishes no 
         return Dimension(value.name, None, None, scalar=True)
     size = value.shape[0]
     return Dimension(value.name, size, None) if isinstance(size, int) else Dimension(value.name, None, size)
+
+
+def _path(target: bytes) -> str:
+    """Return a target's path in one form: clients may write `a+b` as `a%2Bb`, and the resolver does.
+
+    Segment by segment, so that an encoded `/` stays part of a name.
+    """
+    path = target.partition(b"?")[0].decode("latin-1")
+    return "/".join(quote(unquote(segment), safe="") for segment in path.split("/"))
 
 
 def _error(text: str) -> bytes:
