@@ -139,11 +139,12 @@ def read_v1(body: bytes, inputs: Sequence[Spec]) -> tuple[dict[str, NDArray[Any]
     if not isinstance(rows, list) or not rows:
         raise Invalid("instances: expected an array of at least one row")
     names = {spec.name for spec in inputs}
-    if isinstance(rows[0], dict) and rows[0].keys() & names:
-        try:
-            columns = {name: [row[name] for row in rows] for name in rows[0]}
-        except (KeyError, TypeError):
-            raise Invalid(f"instances: every row needs the inputs {sorted(rows[0])}, as the first one has") from None
+    first = rows[0]
+    if isinstance(first, dict) and first.keys() & names:
+        for index, row in enumerate(rows):
+            if not isinstance(row, dict) or row.keys() != first.keys():
+                raise Invalid(f"instances[{index}]: every row needs the inputs {sorted(first)} only, as the first has")
+        columns = {name: [row[name] for row in rows] for name in first}
     elif len(inputs) == 1:
         columns = {inputs[0].name: rows}
     else:
@@ -187,6 +188,8 @@ def read_v2(
             raise Invalid(f"inputs[{index}].name: the model has no input {name!r}, it has {sorted(specs)}")
         if spec.datatype != datatype:
             raise Invalid(f"inputs[{index}].datatype: {name!r} is {spec.datatype}, not {datatype}")
+        if any(size < 0 for size in shape):
+            raise Invalid(f"inputs[{index}].shape: {shape} has a negative size: send the shape of the data")
         length = tensor.parameters.get("binary_data_size")
         if length is None and tensor.data is None:
             raise Invalid(f"inputs[{index}]: shared memory is not served here: send the data")
@@ -268,8 +271,9 @@ def _array(values: object, spec: Spec, where: str, shape: Sequence[int] | None =
         )
         if array is None:
             got = np.asarray(values).dtype
-            # numpy names string types by their bits.
-            raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {'text' if got.kind == 'U' else got.name}")
+            # numpy names string types by their bits, and a mix with booleans like a mix without.
+            name = "text" if got.kind == "U" else "bool" if bool in _types(values) else got.name
+            raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {name}")
         return array if shape is None else array.reshape(shape)
     except (ValueError, OverflowError, TypeError) as error:
         raise Invalid(f"{where}: {error}") from None
@@ -282,6 +286,10 @@ _FROM_JSON = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 _NUMBERS: Mapping[str, set[type]] = {"i": {int}, "u": {int}, "f": {int, float}}
 
 
+def _types(values: object) -> set[type]:
+    return {type(value) for value in np.asarray(values, dtype="O").ravel()}
+
+
 def _of_strings(values: object) -> NDArray[Any] | None:
     # As objects: numpy's own strings end at their last NUL, and are each as long as the longest.
     array = np.asarray(values, dtype="O")
@@ -292,11 +300,13 @@ def _of_numbers(values: object, wanted: np.dtype[Any]) -> NDArray[Any] | None:
     array = np.asarray(values)
     if array.dtype.kind not in _FROM_JSON[wanted.kind]:
         # A mix of 64-bit and smaller integers, or larger ones, becomes floats or objects without a dtype.
-        array = np.asarray(values, dtype="O")
-        if wanted.kind == "b" or not {type(value) for value in array.ravel()} <= _NUMBERS[wanted.kind]:
+        if wanted.kind == "b" or not _types(values) <= _NUMBERS[wanted.kind]:
             return None
-        if wanted.kind == "f":
-            array = array.astype("f8")
+        array = np.asarray(values, dtype="f8" if wanted.kind == "f" else "O")
+    elif wanted.kind != "b" and ((array == 0) | (array == 1)).any() and bool in _types(values):
+        # Among numbers, numpy makes true a 1. To look at each type takes longer than to make the array, so that
+        # arrays without a 0 or 1 are spared it.
+        return None
     if wanted.kind in "iu":
         return np.asarray(values, dtype=wanted)  # through Python's numbers: one out of range is an error, not wrapped
     with np.errstate(over="ignore"):
@@ -322,8 +332,11 @@ def _from_binary(data: memoryview, spec: Spec, shape: Sequence[int]) -> NDArray[
     strings, at = [], 0
     while at < len(data):
         (length,) = struct.unpack_from("<I", data, at)
+        element = data[at + 4 : at + 4 + length]
+        if len(element) < length:  # a slice ends with the buffer, without an error
+            raise Invalid(f"{spec.name}: an element of {length} bytes, and {len(element)} bytes are left")
         try:
-            strings.append(str(data[at + 4 : at + 4 + length], "utf-8"))
+            strings.append(str(element, "utf-8"))
         except UnicodeDecodeError as error:
             raise Invalid(f"{spec.name}: an element is not UTF-8: {error}") from None
         at += 4 + length
