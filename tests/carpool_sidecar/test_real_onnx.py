@@ -369,7 +369,16 @@ async def test_documents_and_health(world, matmul):
     ):
         assert (await client.get(path.encode())).status == 200
     assert (await client.get(b"/v2/models/other")).status == 404
-    assert (await client.send(b"POST", b"/v2", b"{}")).status == 405
+    for method, path, status, allow in (
+        (b"POST", b"/v2", 405, b"GET, HEAD"),
+        (b"DELETE", b"/v2/models/matmul", 405, b"GET, HEAD"),
+        (b"GET", b"/v2/models/matmul/infer", 405, b"POST"),
+        (b"PUT", b"/v1/models/matmul:predict", 405, b"POST"),
+        (b"POST", b"/v2/models/other", 404, None),
+        (b"POST", b"/nope", 404, None),
+    ):
+        answer = await client.send(method, path)
+        assert (answer.status, answer.header(b"allow")) == (status, allow), path
     assert (await client.predict(b"[1,2,3,4]", model="other")).status == 404
 
 

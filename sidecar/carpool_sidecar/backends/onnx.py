@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.client.calls import Receiver
     from carpool_sidecar.http1.messages import Body, Headers
     from carpool_sidecar.http1.server.exchange import Exchange
+    from carpool_sidecar.protocols import common
     from carpool_sidecar.protocols.models import Axis
 
 MAX_THREADS = 64
@@ -134,8 +135,8 @@ class OnnxBackend:
 
     def serve(self, target: bytes, headers: Headers, body: Body, merged: bool = False) -> tuple[int, Headers, bytes]:
         """Answer one inference request; on a thread."""
-        endpoint = route(target)
-        if endpoint is None or endpoint.model != self.model or endpoint.version not in {"", VERSION}:
+        endpoint = self._endpoint(target)
+        if endpoint is None:
             return 404, [JSON], _error(f"{target.decode('latin-1')} names no model here; there is {self.model!r}")
         encoding = find(headers, b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
@@ -161,6 +162,18 @@ class OnnxBackend:
             # The runtime's own message: the cause may be one item, or the batch's size.
             self._log.warning("the model could not compute a batch", extra={"error": str(error)})
             return 500, [JSON], _error(f"{type(error).__name__}: {error}")
+
+    def _endpoint(self, target: bytes) -> common.Endpoint | None:
+        """Return the endpoint of inference with this model that a target names, if it does."""
+        endpoint = route(target)
+        served = endpoint is not None and endpoint.model == self.model and endpoint.version in {"", VERSION}
+        return endpoint if served else None
+
+    def methods(self, target: bytes) -> tuple[bytes, ...]:
+        """Return the methods that a target can be asked with; none if it is not served here."""
+        if self._endpoint(target) is not None:
+            return (b"POST",)
+        return (b"GET", b"HEAD") if _path(target) in self._documents() else ()
 
     def document(self, target: bytes) -> Document:
         """Answer a request about the server or its model."""
@@ -233,8 +246,11 @@ class Local:
     def request(self) -> None:
         """Answer."""
         exchange = self._exchange
-        if exchange.method not in {b"GET", b"HEAD"}:
-            exchange.fail(405, "method", "this is answered to GET only")
+        methods = self._backend.methods(exchange.target)
+        if methods and exchange.method not in methods:
+            allowed = b", ".join(methods)
+            text = f"{exchange.path.decode('latin-1')} takes {allowed.decode()} only"
+            exchange.fail(405, "method", text, [(b"allow", allowed)])
             return
         document = self._backend.document(exchange.target)
         exchange.respond(document.status, [JSON], document.body)
