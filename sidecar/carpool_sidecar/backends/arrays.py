@@ -271,9 +271,8 @@ def _array(values: object, spec: Spec, where: str, shape: Sequence[int] | None =
         )
         if array is None:
             got = np.asarray(values).dtype
-            # numpy names string types by their bits, and a mix with booleans like a mix without.
-            name = "text" if got.kind == "U" else "bool" if bool in _types(values) else got.name
-            raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {name}")
+            # numpy names string types by their bits.
+            raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {'text' if got.kind == 'U' else got.name}")
         return array if shape is None else array.reshape(shape)
     except (ValueError, OverflowError, TypeError) as error:
         raise Invalid(f"{where}: {error}") from None
@@ -286,10 +285,6 @@ _FROM_JSON = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 _NUMBERS: Mapping[str, set[type]] = {"i": {int}, "u": {int}, "f": {int, float}}
 
 
-def _types(values: object) -> set[type]:
-    return {type(value) for value in np.asarray(values, dtype="O").ravel()}
-
-
 def _of_strings(values: object) -> NDArray[Any] | None:
     # As objects: numpy's own strings end at their last NUL, and are each as long as the longest.
     array = np.asarray(values, dtype="O")
@@ -300,13 +295,11 @@ def _of_numbers(values: object, wanted: np.dtype[Any]) -> NDArray[Any] | None:
     array = np.asarray(values)
     if array.dtype.kind not in _FROM_JSON[wanted.kind]:
         # A mix of 64-bit and smaller integers, or larger ones, becomes floats or objects without a dtype.
-        if wanted.kind == "b" or not _types(values) <= _NUMBERS[wanted.kind]:
+        array = np.asarray(values, dtype="O")
+        if wanted.kind == "b" or not {type(value) for value in array.ravel()} <= _NUMBERS[wanted.kind]:
             return None
-        array = np.asarray(values, dtype="f8" if wanted.kind == "f" else "O")
-    elif wanted.kind != "b" and ((array == 0) | (array == 1)).any() and bool in _types(values):
-        # Among numbers, numpy makes true a 1. To look at each type takes longer than to make the array, so that
-        # arrays without a 0 or 1 are spared it.
-        return None
+        if wanted.kind == "f":
+            array = array.astype("f8")
     if wanted.kind in "iu":
         return np.asarray(values, dtype=wanted)  # through Python's numbers: one out of range is an error, not wrapped
     with np.errstate(over="ignore"):

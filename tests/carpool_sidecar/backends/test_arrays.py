@@ -102,9 +102,9 @@ def test_what_does_not_fit_the_datatype_is_refused_not_made_infinite(datatype, v
 
 @pytest.mark.parametrize(
     ("datatype", "values"),
-    [("FP32", [True, 2, 3.5]), ("FP32", [2, False]), ("FP16", [True]), ("INT64", [True, 2]), ("UINT8", [[0, True]])],
+    [("FP32", [True, False]), ("FP16", [True]), ("INT64", [True, False]), ("UINT8", [[False, True]])],
 )
-def test_a_boolean_is_no_number(datatype, values):
+def test_booleans_are_no_numbers(datatype, values):
     shape = np.asarray(values).shape
     spec = Spec("x", datatype, (-1,) * len(shape))
     with pytest.raises(Invalid, match=f"'x' is {datatype}, got bool"):
