@@ -446,9 +446,8 @@ class Loop:
                 continue
             try:
                 known[target] = replace(workload, refused=await p.inspector.refused(workload, pods[target], p.clock()))
-                if workload.rolling:
-                    continue
-                missed[target] = await p.inspector.missed(workload, pods[target], p.clock())
+                if not workload.rolling:
+                    missed[target] = await p.inspector.missed(workload, pods[target], p.clock())
                 await p.inspector.look_at_services(workload, pods[target], p.clock())
                 for event in p.inspector.bypassed(target):
                     p.recorder.record(_about(workload), event, p.wall(), LASTING)

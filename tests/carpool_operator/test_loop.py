@@ -711,6 +711,31 @@ async def test_pods_without_a_sidecar_and_services_around_it_are_found(world):
     assert view.workloads[WEB].replicas == 2
 
 
+async def test_services_are_checked_during_a_rollout_and_pods_without_a_sidecar_after_it(world):
+    world.api.put(*POLICY, policy())
+    rolling = deployment(replicas=2)
+    rolling["status"]["updatedReplicas"] = 1
+    world.api.put(*DEPLOYMENT, rolling)
+    bypassed = pod()
+    bypassed["metadata"]["annotations"]["carpool.dev/status"] = '{"container": "server", "port": 9000}'
+    bypassed["spec"] = {"containers": [{"name": "server", "ports": [{"containerPort": 14080, "name": "http"}]}]}
+    world.api.put(*POD, bypassed)
+    world.api.put(*POD, pod("web-2", injected=False))
+    by_number = {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 9000}]}
+    world.api.put("v1", "services", {"metadata": {"name": "web"}, "spec": by_number})
+    await world.passes(1)
+    (view,) = [each.views[-1] for each in world.steps if each.views[-1].policy.name == "p"]
+
+    assert "Service web port 80 bypasses the sidecar" in view.workload_events[WEB][0].message
+    assert WEB not in view.missed
+
+    rolling["spec"]["paused"] = True
+    rolling["status"]["observedGeneration"] = 2
+    world.api.put(*DEPLOYMENT, rolling)
+    await world.passes(1)
+    assert world.steps[-1].views[-1].missed[WEB] == (Missed("web-2"),)
+
+
 async def test_engines_without_a_sidecar_are_read_where_a_policy_only_recommends(world):
     asked = []
 

@@ -23,9 +23,11 @@ class State(NamedTuple):
     replicas: int
     """Desired number of pods that may have a sidecar."""
     rolling: bool
-    """Whether a rollout is under way."""
+    """Whether a rollout is under way that ends by itself."""
     refused: str = ""
     """The API server's reason for rejecting its pods; ``""`` where it accepts them, or none is given."""
+    held_back: str = ""
+    """What keeps a new template from some pods, with the fix; ``""`` if nothing does."""
 
 
 class Kind(Struct, frozen=True, kw_only=True):
