@@ -458,6 +458,18 @@ async def test_pods_whose_workload_is_not_listed_are_not_released(world):
     assert len(world.sidecar.changes) == 1
 
 
+async def test_a_workload_that_is_gone_is_forgotten_once_it_has_neither_pods_nor_a_document(world):
+    populate(world.api)
+    await world.passes(2)
+    world.api.remove(*POLICY, "p")
+    world.api.remove(*DEPLOYMENT, "web")
+    await releases(world, 2)
+    assert world.loop._releases.had(WEB)
+    world.api.remove(*POD, "web-1")
+    await releases(world, 2)
+    assert not world.loop._releases.had(WEB)
+
+
 async def test_nothing_is_released_that_may_have_a_policy_or_never_had_one(world):
     populate(world.api)
     await world.passes(2)
