@@ -262,6 +262,9 @@ class Loop:
         there = {*self._p.maps.keys()}
         published = [target for target in known if target not in scene.owners and config_map(target) in there]
         due = self._releases.due(now, known, scene.owners.keys(), unread, published)
+        self._releases.forget(
+            lambda target: target not in scene.owners and target not in scene.pods and config_map(target) not in there
+        )
         for pod in [pod for pod in due if backoff.ready(("release", pod.uid), now)][:AT_ONCE]:
             self._start(("release", pod.uid), self._release(pod))
 
@@ -446,9 +449,8 @@ class Loop:
                 continue
             try:
                 known[target] = replace(workload, refused=await p.inspector.refused(workload, pods[target], p.clock()))
-                if workload.rolling:
-                    continue
-                missed[target] = await p.inspector.missed(workload, pods[target], p.clock())
+                if not workload.rolling:
+                    missed[target] = await p.inspector.missed(workload, pods[target], p.clock())
                 await p.inspector.look_at_services(workload, pods[target], p.clock())
                 for event in p.inspector.bypassed(target):
                     p.recorder.record(_about(workload), event, p.wall(), LASTING)

@@ -41,9 +41,11 @@ class Workload(Struct, frozen=True, kw_only=True):
     created: float
     """Seconds since the epoch."""
     rolling: bool
-    """Whether a rollout is under way."""
+    """Whether a rollout is under way that ends by itself."""
     refused: str = ""
     """The API server's reason for rejecting its pods; ``""`` where it accepts them."""
+    held_back: str = ""
+    """What keeps a new template from some pods, with the fix; ``""`` if nothing does."""
     autoscaler: str = ""
     """Kind/name of the autoscaler that follows its Carpool load, if any."""
     full: float | None = None

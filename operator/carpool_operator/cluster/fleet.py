@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from carpool_operator.api import annotations as names
+from carpool_operator.api.model import Target
 from carpool_operator.api.spec import API_VERSION, PLURAL
 from carpool_operator.cluster.autoscalers import HPAS, SCALED_OBJECTS, RawHpa, RawScaledObject
 from carpool_operator.cluster.cache import Cache
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from carpool_operator.api.model import Namespace, Pod, Policy, Target, Workload
+    from carpool_operator.api.model import Namespace, Pod, Policy, Workload
     from carpool_operator.cluster.autoscalers import Autoscaler
 
 POLICIES, NAMESPACES, PODS = "policies", "namespaces", "pods"
@@ -174,7 +175,15 @@ class Fleet:
     def autoscalers(self) -> Mapping[Target, Autoscaler]:
         """Return the autoscalers that follow the load of workloads; if several, the first by kind and name."""
         found = sorted((each for cache in self._autoscalers.values() for each in cache), key=str, reverse=True)
-        return {each.target: each for each in found}
+        # A Deployment that another workload created is no workload here: its autoscaler follows that workload.
+        creators = {
+            made: of.target
+            for kind in registry.KINDS
+            if kind.deployment is not None
+            for of in self._workloads[kind.plural]
+            if self.workload(made := Target(of.target.namespace, *kind.scaled(of.target.name))) is None
+        }
+        return {creators.get(each.target, each.target): each for each in found}
 
     def pods_by_target(self) -> Mapping[Target, Sequence[Pod]]:
         """Return all pods with a sidecar by the workload that they belong to."""

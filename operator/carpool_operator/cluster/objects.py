@@ -90,6 +90,7 @@ def workload(kind: Kind, raw: Any) -> Workload | None:  # noqa: ANN401 - what th
         created=meta.created,
         rolling=state.rolling,
         refused=state.refused[:LONGEST_REFUSAL],
+        held_back=state.held_back,
     )
 
 
