@@ -311,7 +311,7 @@ class Loop:
 
     async def _keep(self, wish: Keep) -> None:
         async def write() -> None:
-            self._annotated.kept(wish, self._took(await keep(self._p.writer, wish)).policy().spec)
+            self._annotated.kept(wish, self._took(await keep(self._p.writer, wish)).policy())
 
         await self._write(("policy", wish.workload.target), PLURAL, write)
 

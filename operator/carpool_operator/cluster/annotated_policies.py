@@ -58,6 +58,17 @@ class _Read(NamedTuple):
     misplaced: tuple[str, ...]
 
 
+class _Written(NamedTuple):
+    """The parts of a policy that the operator writes."""
+
+    spec: PolicySpec | None
+    orphaned: bool = False
+
+
+def _written(policy: Policy) -> _Written:
+    return _Written(policy.spec, policy.orphaned)
+
+
 class AnnotatedPolicies:
     """Compares annotations with policies. Annotations are parsed again when they have changed.
 
@@ -68,14 +79,14 @@ class AnnotatedPolicies:
         self._defaults = dict(defaults or {})
         self._known: dict[Target, _Read] = {}
         # The wanted policy, and the server's version of it: an admission policy may change what we write.
-        self._altered: dict[Target, tuple[PolicySpec, PolicySpec | None]] = {}
+        self._altered: dict[Target, tuple[PolicySpec, _Written]] = {}
 
-    def kept(self, wish: Keep, there: PolicySpec | None) -> None:
+    def kept(self, wish: Keep, there: Policy) -> None:
         """Record the server's version of a policy that was written."""
-        if there == wish.spec:
+        if _written(there) == _Written(wish.spec):
             self._altered.pop(wish.workload.target, None)
         else:
-            self._altered[wish.workload.target] = (wish.spec, there)
+            self._altered[wish.workload.target] = (wish.spec, _written(there))
 
     def plan(
         self,
@@ -128,8 +139,8 @@ class AnnotatedPolicies:
                     "annotations: give it another name, or drop them"
                 )
                 plan.events.append((workload, Event(True, "PolicyNameTaken", text)))
-            elif kept is None or kept.spec != wish.spec:
-                if kept is not None and self._altered.get(target) == (wish.spec, kept.spec):
+            elif kept is None or _written(kept) != _Written(wish.spec):
+                if kept is not None and self._altered.get(target) == (wish.spec, _written(kept)):
                     # Writing it again would have the same result, in every pass.
                     text = (
                         f"BatchingPolicy {key.name} is not what the annotations ask for: a mutating admission policy "
