@@ -15,7 +15,7 @@ from carpool_operator.workloads.metadata import Key
 from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from carpool_operator.api.model import Namespace, Policy, Target, Workload
     from carpool_operator.cluster.cache import Cache
@@ -94,12 +94,15 @@ class AnnotatedPolicies:
         policies: Cache[Key, Policy],
         namespaces: Iterable[Namespace] = (),
         claimed: Container[Target] = (),
+        lists: Callable[[str, str], bool] = lambda _kind, _namespace: True,
     ) -> Plan:
         """Return the policies to write and delete, and the Events to record.
 
         ``claimed``: targets that users' policies name or select. A default SLO does not apply to these.
+        ``lists``: whether workloads of a kind could be listed in a namespace. If not, more of them may exist.
 
-        A policy stays unchanged while annotations are invalid: a typo removes no SLO.
+        A policy stays unchanged while annotations are invalid: a typo removes no SLO. It stays while the kind of its
+        workload can't be listed. If the workload is gone, Kubernetes' garbage collector deletes the policy.
         """
         plan = Plan([], [], [])
         known: dict[Target, _Read] = {}
@@ -151,7 +154,13 @@ class AnnotatedPolicies:
                     plan.keep.append(Keep(workload, wish.spec))
         self._known = known
         self._altered = {target: each for target, each in self._altered.items() if target in known}
-        plan.drop.extend(each for each in policies if each.annotated and Key(each.namespace, each.name) not in wanted)
+        plan.drop.extend(
+            each
+            for each in policies
+            if each.made_for is not None
+            and Key(each.namespace, each.name) not in wanted
+            and lists(each.made_for.kind, each.namespace)
+        )
         return plan
 
     def _defaults_of(self, namespace: Namespace | None) -> dict[str, str]:

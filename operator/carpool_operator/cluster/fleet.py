@@ -104,14 +104,28 @@ class Fleet:
         """The kinds that this cluster has, as far as known."""
         return frozenset(self.last_event)
 
-    def found(self, kind: str, there: bool) -> None:
-        """Record whether this cluster has a kind; if not any more, drop its objects."""
-        if there:
-            self.last_event.setdefault(kind, self._clock())
-        elif kind in self.last_event:
-            del self.last_event[kind]
-            self._caches[kind].clear()
-            self.unheard = {place: lists for place, lists in self.unheard.items() if place[0] != kind}
+    def is_listed(self, kind: str, namespace: str) -> bool:
+        """Whether the last list of a kind worked in a namespace. If not, objects that are not known may exist there."""
+        return (kind, namespace) in self._last_list or (kind, None) in self._last_list
+
+    def lists_workloads(self, kind: str, namespace: str) -> bool:
+        """Whether the last list of a kind of workload, such as ``Rollout``, worked in a namespace."""
+        return kind in registry.BY_NAME and self.is_listed(registry.BY_NAME[kind].plural, namespace)
+
+    def found(self, kind: str) -> None:
+        """Record that this cluster has a kind."""
+        self.last_event.setdefault(kind, self._clock())
+
+    def unlisted(self, kind: str, namespace: str | None) -> None:
+        """Record that a kind can't be listed in a namespace or in all, and forget its objects there.
+
+        If it can't be listed anywhere, the cluster does not have it.
+        """
+        self._last_list.pop((kind, namespace), None)
+        self.unheard.pop((kind, namespace), None)
+        self._caches[kind].forget(_within(namespace))
+        if not any(listed == kind for listed, _ in self._last_list):
+            self.last_event.pop(kind, None)
 
     def handle_event(self, kind: str, deleted: bool, plain: object) -> None:
         """Handle an event from kopf; call it in the event loop's thread."""
@@ -142,13 +156,13 @@ class Fleet:
 
     def listed_by_watch(self, kind: str, namespace: str | None, items: Items[Any], version: int) -> None:
         """Store the first list of a watch: the cluster has the kind."""
-        self.found(kind, there=True)
+        self.found(kind)
         self.listed(kind, namespace, items, version)
 
     def listed(self, kind: str, namespace: str | None, items: Items[Any], version: int) -> int:
         """Store a list of all objects of a kind, in one namespace or in all; returns how many changed."""
         mine = {key: item for key, item in items.items() if self._mine(key.namespace)}
-        return self._caches[kind].replace(mine, version, lambda key: namespace is None or key.namespace == namespace)
+        return self._caches[kind].replace(mine, version, _within(namespace))
 
     def listening(self, kind: str, namespace: str | None, changes: int) -> None:
         """Compare the changes that a list of a kind found, in one namespace or in all, with the events received."""
@@ -248,14 +262,16 @@ class Sync:
         """
         before = self._fleet.present
         for name, kind in KINDS.items():
-            try:
-                changes = await self._list(name, kind)
-            except ApiError as error:
-                if not kind.optional or error.status not in NOT_THERE:
-                    raise
-                self._fleet.found(name, there=False)
-                continue
-            if self._fleet.synced and name in before:
+            changes, listed = 0, False
+            for namespace in self._namespaces:
+                try:
+                    changes += await self._list(name, kind, namespace)
+                    listed = True
+                except ApiError as error:
+                    if not kind.optional or error.status not in NOT_THERE:
+                        raise
+                    self._fleet.unlisted(name, namespace)
+            if listed and self._fleet.synced and name in before:
                 self._found(name, changes)
         if self._fleet.present != before:
             self._log.info("the cluster has other kinds", extra={"kinds": sorted(self._fleet.present)})
@@ -266,25 +282,27 @@ class Sync:
         if not self._doubted.is_set():  # otherwise some results may be from before
             self.ok.set()
 
-    async def _list(self, name: str, kind: Kind) -> int:
-        """List all objects of a kind; returns how many changed.
+    async def _list(self, name: str, kind: Kind, namespace: str | None) -> int:
+        """List all objects of a kind, in one namespace or in all; returns how many changed.
 
         Raises ``ApiError``.
         """
-        changes = 0
-        for namespace in self._namespaces:
-            # With rights only in some namespaces, each of these may be read by itself.
-            read, path = read_list, path_of(kind.api, kind.plural, namespace)
-            if name == NAMESPACES and namespace is not None:
-                read, path = read_one, path_of(kind.api, kind.plural, None, namespace)
-            items, version = await asyncio.get_running_loop().run_in_executor(
-                self._thread, read, self._kube, path, kind.query, kind.kept, self._fleet.left_out[name]
-            )
-            self._fleet.found(name, there=True)
-            found = self._fleet.listed(name, namespace, items, version)
-            self._fleet.listening(name, namespace, found)
-            changes += found
+        # With rights only in some namespaces, each of these may be read by itself.
+        read, path = read_list, path_of(kind.api, kind.plural, namespace)
+        if name == NAMESPACES and namespace is not None:
+            read, path = read_one, path_of(kind.api, kind.plural, None, namespace)
+        items, version = await asyncio.get_running_loop().run_in_executor(
+            self._thread, read, self._kube, path, kind.query, kind.kept, self._fleet.left_out[name]
+        )
+        self._fleet.found(name)
+        changes = self._fleet.listed(name, namespace, items, version)
+        self._fleet.listening(name, namespace, changes)
         return changes
+
+
+def _within(namespace: str | None) -> Callable[[Key], bool]:
+    """Return whether a key is in a namespace; ``None``: in any."""
+    return lambda key: namespace is None or key.namespace == namespace
 
 
 def watch_of(

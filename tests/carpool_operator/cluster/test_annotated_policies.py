@@ -76,6 +76,17 @@ def test_one_that_nobody_asks_for_any_more_goes():
         assert plan.keep == []
 
 
+def test_a_policy_stays_while_its_workload_s_kind_can_not_be_listed():
+    """An unlisted workload may exist. If it does not, the API server deletes the policy that it owned."""
+    there = policies(policy("deployment-web", **ANNOTATED))
+
+    for listed in (set(), {("StatefulSet", "ns")}, {("Deployment", "b")}):
+        plan = AnnotatedPolicies().plan([], there, lists=lambda *which, listed=listed: which in listed)
+        assert plan == ([], [], [])
+    plan = AnnotatedPolicies().plan([], there, lists=lambda *which: which == ("Deployment", "ns"))
+    assert [each.name for each in plan.drop] == ["deployment-web"]
+
+
 def test_a_typo_in_the_pod_template_is_reported_and_the_policy_stays():
     body = deployment(annotations={"carpool.dev/slo-p99": "50ms"}, inject=None)
     body["spec"]["template"]["metadata"]["annotations"] = {"carpool.dev/contaner": "model"}

@@ -208,6 +208,38 @@ async def test_a_kind_comes_and_goes_with_its_crd(api, fleet, sync, late):
     assert list(fleet.workloads()) == []
 
 
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_kind_that_can_not_be_listed_in_one_namespace_stays_in_the_others(kube, api, fleet, status):
+    api.absent.discard("rollouts")
+    a, b = Target("a", "Rollout", "web"), Target("b", "Rollout", "web")
+    for target in (a, b):
+        api.put(*ROLLOUT, rollout(), target.namespace)
+    sync = Sync(
+        kube, fleet, ["a", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
+        log=logging.getLogger("test"), random=Quick(),
+    )  # fmt: skip
+    assert not fleet.lists_workloads("Rollout", "a")
+    await sync.once()
+    assert [fleet.lists_workloads("Rollout", each) for each in "ab"] == [True, True]
+
+    api.fail("GET /apis/argoproj.io/v1alpha1/namespaces/b", status)
+    await sync.once()
+
+    assert [each.target for each in fleet.workloads()] == [a]
+    assert [fleet.lists_workloads("Rollout", each) for each in "ab"] == [True, False], "that of b may exist"
+    assert "rollouts" in fleet.present
+
+    await sync.once()
+    assert {each.target for each in fleet.workloads()} == {a, b}
+    assert fleet.lists_workloads("Rollout", "b")
+
+
+async def test_a_kind_that_this_version_does_not_know_is_not_listed(fleet, sync):
+    await sync.once()
+
+    assert not fleet.lists_workloads("Job", "ns")
+
+
 async def test_a_kind_without_a_right_to_it_is_as_good_as_absent(api, fleet, sync):
     api.absent.discard("rollouts")
     api.fail("GET /apis/argoproj.io", 403)

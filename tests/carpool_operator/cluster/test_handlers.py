@@ -77,7 +77,7 @@ async def test_where_it_gives_up_it_is_started_again_after_a_list(api, running, 
 async def test_a_kind_that_comes_is_watched_and_one_that_goes_is_not(api, running, sync):
     await api.until(lambda: len(api.watchers) == 5)
     api.absent.discard("rollouts")
-    running.found("rollouts", there=True)
+    running.found("rollouts")
     sync.kinds_changed.set()
     async with asyncio.timeout(20):
         await sync.doubted.wait()
@@ -87,7 +87,7 @@ async def test_a_kind_that_comes_is_watched_and_one_that_goes_is_not(api, runnin
     assert not sync.kinds_changed.is_set()
 
     api.absent.add("rollouts")
-    running.found("rollouts", there=False)
+    running.unlisted("rollouts", None)
     sync.doubted.clear()
     sync.kinds_changed.set()
     async with asyncio.timeout(20):
