@@ -248,10 +248,12 @@ class Loop:
         p.sources.forget(pods, uids)
         p.inspector.forget(set(scene.owners))
         wanted = {config_map(target) for target in scene.owners}
-        # A policy whose targets can't be read claims nothing, but its published configuration stays.
+        # A policy whose targets can't be read claims nothing, but its published configuration stays. So does one of a
+        # namespace that can't be read.
         unread = {policy.uid for policy in policies.values() if not self._knows_targets(policy)}
         for key in p.maps.keys():  # noqa: SIM118 - no mapping
-            if key not in wanted and p.maps.owner(key) not in unread:
+            known = p.fleet.is_listed(POLICIES, key.namespace) and p.maps.owner(key) not in unread
+            if key not in wanted and known:
                 self._start(("configmap", key), self._remove(key))
         p.backoff.rest(p.clock())
 

@@ -560,6 +560,23 @@ async def test_a_configuration_stays_while_the_kind_that_its_policy_selects_can_
     assert world.api.get(*CONFIG_MAP, "carpool-rollout-web")["data"] == before
 
 
+async def test_a_namespace_that_can_not_be_read_for_a_moment_keeps_its_configurations(world):
+    world.sync._namespaces = ["ns", "b"]
+    populate(world.api)
+    await world.passes(4)
+    before = world.api.get(*CONFIG_MAP, "carpool-deployment-web")
+
+    world.api.fail("GET /apis/carpool.dev/v1alpha1/namespaces/ns/", 403)
+    await world.passes(1)
+    await world.written()
+    assert not len(world.fleet.policies)
+    assert world.api.get(*CONFIG_MAP, "carpool-deployment-web") == before
+    await world.passes(10)
+
+    assert world.api.get(*CONFIG_MAP, "carpool-deployment-web") == before
+    assert len(world.sidecar.changes) == 1
+
+
 async def test_one_made_by_hand_while_its_namesake_is_deleted_is_seen(world):
     populate(world.api)
     await world.passes(2)
