@@ -522,6 +522,73 @@ async def test_an_annotation_taken_back_takes_its_policy_along(world):
     assert world.api.get(*CONFIG_MAP, "carpool-deployment-other") is None
 
 
+@pytest.mark.parametrize("code", [403, 404])
+async def test_a_kind_that_can_not_be_listed_for_a_moment_costs_no_policy(world, code):
+    rollouts = ("argoproj.io/v1alpha1", "rollouts")
+    world.api.absent.discard("rollouts")
+    body = deployment(annotations={"carpool.dev/slo-p99": "80ms"})
+    world.api.put(*rollouts, {**body, "status": {"observedGeneration": "1"}})
+    one = pod()
+    one["metadata"]["annotations"]["carpool.dev/target"] = "Rollout/web"
+    world.api.put(*POD, one)
+    await world.passes(4)
+    before = world.api.get(*POLICY, "rollout-web")
+    published = world.api.get(*CONFIG_MAP, "carpool-rollout-web")["data"]
+
+    world.api.fail(f"GET /apis/{rollouts[0]}", code)
+    await world.passes(1)
+    await world.written()
+
+    assert not list(world.fleet.workloads())
+    assert world.api.get(*POLICY, "rollout-web")["metadata"]["uid"] == before["metadata"]["uid"]
+    await world.passes(10)
+    assert world.api.get(*POLICY, "rollout-web")["metadata"]["uid"] == before["metadata"]["uid"]
+    assert world.api.get(*CONFIG_MAP, "carpool-rollout-web")["data"] == published
+
+
+async def test_a_configuration_stays_while_the_kind_that_its_policy_selects_can_not_be_listed(world):
+    world.api.absent.discard("rollouts")
+    body = deployment()
+    body["metadata"]["labels"] = {"team": "a"}
+    world.api.put("argoproj.io/v1alpha1", "rollouts", {**body, "status": {"observedGeneration": "1"}})
+    selecting = policy()
+    del selecting["spec"]["targetRefs"]
+    selecting["spec"]["targetSelector"] = {
+        "group": "argoproj.io", "kind": "Rollout", "matchLabels": {"team": "a"}
+    }  # fmt: skip
+    world.api.put(*POLICY, selecting)
+    one = pod()
+    one["metadata"]["annotations"]["carpool.dev/target"] = "Rollout/web"
+    world.api.put(*POD, one)
+    await world.passes(4)
+    before = world.api.get(*CONFIG_MAP, "carpool-rollout-web")["data"]
+
+    world.api.fail("GET /apis/argoproj.io", 403)
+    await world.passes(1)
+    await world.written()
+    assert world.api.get(*CONFIG_MAP, "carpool-rollout-web")["data"] == before
+    await world.passes(10)
+
+    assert world.api.get(*CONFIG_MAP, "carpool-rollout-web")["data"] == before
+
+
+async def test_a_namespace_that_can_not_be_read_for_a_moment_keeps_its_configurations(world):
+    world.sync._namespaces = ["ns", "b"]
+    populate(world.api)
+    await world.passes(4)
+    before = world.api.get(*CONFIG_MAP, "carpool-deployment-web")
+
+    world.api.fail("GET /apis/carpool.dev/v1alpha1/namespaces/ns/", 403)
+    await world.passes(1)
+    await world.written()
+    assert not len(world.fleet.policies)
+    assert world.api.get(*CONFIG_MAP, "carpool-deployment-web") == before
+    await world.passes(10)
+
+    assert world.api.get(*CONFIG_MAP, "carpool-deployment-web") == before
+    assert len(world.sidecar.changes) == 1
+
+
 async def test_one_made_by_hand_while_its_namesake_is_deleted_is_seen(world):
     populate(world.api)
     await world.passes(2)

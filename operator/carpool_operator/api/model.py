@@ -105,12 +105,19 @@ class Policy(Struct, frozen=True, kw_only=True):
     spec: PolicySpec | None
     error: str
     """Why parsing the spec failed; ``""`` where there is a spec."""
-    annotated: bool
-    """Whether the operator keeps it for a Deployment's annotations; a policy written by a user takes precedence."""
     status: dict[str, Any]
     """As on the server, ``{}`` before the first."""
     paused: bool = False
     """Whether it carries the annotation ``carpool.dev/paused``."""
+    made_for: Target | None = None
+    """The workload for whose annotations the operator keeps it; ``None`` for a policy written by a user."""
+    orphaned: bool = False
+    """Whether the operator made it and it lost its owner, as after ``kubectl delete --cascade=orphan``."""
+
+    @property
+    def annotated(self) -> bool:
+        """Whether the operator keeps it for a workload's annotations; a policy written by a user takes precedence."""
+        return self.made_for is not None
 
 
 class Reading(Struct, frozen=True):
