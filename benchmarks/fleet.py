@@ -132,7 +132,7 @@ def _policy(number: int) -> Policy:
         created=EPOCH,
         spec=PolicySpec(slo=SLO(latency=Latency(p99=Duration(0.05))), target_refs=(TargetRef(name=name),)).validate(),
         error="",
-        annotated=True,
+        made_for=Target("serving", "Deployment", name),
         status={},
     )
 

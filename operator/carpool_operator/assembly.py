@@ -145,7 +145,7 @@ class Operator:
         ]
         for watch in self._watches:
             watch.start()
-        kopf = Kopf(self._kube, self.fleet, self.sync, settings.namespaces, random=self._random)
+        kopf = Kopf(self._kube, self.fleet, self.sync, random=self._random)
         parts = [
             asyncio.create_task(each, name=name)
             for name, each in (

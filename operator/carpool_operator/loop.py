@@ -185,7 +185,9 @@ class Loop:
         pods = p.fleet.pods_by_target()
         selected = select(p.fleet.policies, p.fleet.workloads(), pods)
         by_hand = assign((each for each in p.fleet.policies if not each.annotated), selected)
-        plan = self._annotated.plan(p.fleet.workloads(), p.fleet.policies, p.fleet.namespaces, by_hand)
+        plan = self._annotated.plan(
+            p.fleet.workloads(), p.fleet.policies, p.fleet.namespaces, by_hand, p.fleet.lists_workloads
+        )
         for wish in plan.keep:
             self._start(("policy", wish.workload.target), self._keep(wish))
         for policy in plan.drop:
@@ -246,12 +248,21 @@ class Loop:
         p.sources.forget(pods, uids)
         p.inspector.forget(set(scene.owners))
         wanted = {config_map(target) for target in scene.owners}
-        # A policy that can't be read claims nothing, but its published configuration stays.
-        unread = {policy.uid for policy in policies.values() if policy.spec is None}
+        # A policy whose targets can't be read claims nothing, but its published configuration stays. So does one of a
+        # namespace that can't be read.
+        unread = {policy.uid for policy in policies.values() if not self._knows_targets(policy)}
         for key in p.maps.keys():  # noqa: SIM118 - no mapping
-            if key not in wanted and p.maps.owner(key) not in unread:
+            known = p.fleet.is_listed(POLICIES, key.namespace) and p.maps.owner(key) not in unread
+            if key not in wanted and known:
                 self._start(("configmap", key), self._remove(key))
         p.backoff.rest(p.clock())
+
+    def _knows_targets(self, policy: Policy) -> bool:
+        """Whether all targets of a policy are known: it can be read, and the kind that it selects can be listed."""
+        if policy.spec is None:
+            return False
+        selector = policy.spec.target_selector
+        return selector is None or self._p.fleet.lists_workloads(str(selector.kind), policy.namespace)
 
     def _release_due(self, policies: Mapping[Key, Policy], scene: _Scene) -> None:
         """Begin to release pods whose policy is gone: each may take seconds to answer, so only some per pass."""
@@ -262,6 +273,9 @@ class Loop:
         there = {*self._p.maps.keys()}
         published = [target for target in known if target not in scene.owners and config_map(target) in there]
         due = self._releases.due(now, known, scene.owners.keys(), unread, published)
+        self._releases.forget(
+            lambda target: target not in scene.owners and target not in scene.pods and config_map(target) not in there
+        )
         for pod in [pod for pod in due if backoff.ready(("release", pod.uid), now)][:AT_ONCE]:
             self._start(("release", pod.uid), self._release(pod))
 
@@ -311,7 +325,7 @@ class Loop:
 
     async def _keep(self, wish: Keep) -> None:
         async def write() -> None:
-            self._annotated.kept(wish, self._took(await keep(self._p.writer, wish)).policy().spec)
+            self._annotated.kept(wish, self._took(await keep(self._p.writer, wish)).policy())
 
         await self._write(("policy", wish.workload.target), PLURAL, write)
 
@@ -446,9 +460,8 @@ class Loop:
                 continue
             try:
                 known[target] = replace(workload, refused=await p.inspector.refused(workload, pods[target], p.clock()))
-                if workload.rolling:
-                    continue
-                missed[target] = await p.inspector.missed(workload, pods[target], p.clock())
+                if not workload.rolling:
+                    missed[target] = await p.inspector.missed(workload, pods[target], p.clock())
                 await p.inspector.look_at_services(workload, pods[target], p.clock())
                 for event in p.inspector.bypassed(target):
                     p.recorder.record(_about(workload), event, p.wall(), LASTING)

@@ -46,7 +46,9 @@ def test_addresses(text, address):
     assert ADDRESS.convert(text, None, None) == address
 
 
-@pytest.mark.parametrize("text", ["https://a", "http://", "http://a:b", "http://a?b", ":x", "http://[::1", "http://a:99999"])
+@pytest.mark.parametrize(
+    "text", ["https://a", "http://", "http://a:b", "http://a?b", ":x", "http://[::1", "http://a:99999"]
+)
 def test_wrong_addresses(text):
     with pytest.raises(click.BadParameter):
         ADDRESS.convert(text, None, None)

@@ -71,6 +71,8 @@ class FakeApi:
         """Plurals whose events are not sent."""
         self.absent = {"rollouts", "scaledobjects"}
         """Plurals whose CRD is not installed."""
+        self.closed = set()
+        """Namespaces that nobody may read or write: their Roles are gone."""
         self.twice = False
         """Whether every event is sent twice."""
         self.version = 100
@@ -110,6 +112,13 @@ class FakeApi:
     def end_watches(self):
         for watcher in list(self.watchers):
             watcher.queue.put_nowait(None)
+
+    def close(self, namespace):
+        """Take all rights in a namespace away; watches there end."""
+        self.closed.add(namespace)
+        for watcher in list(self.watchers):
+            if watcher.namespace == namespace:
+                watcher.queue.put_nowait(None)
 
     def expire(self):
         """Forget all history: watches from before get the error that it is gone."""
@@ -206,6 +215,8 @@ class FakeApi:
             what = what.replace("GET", "WATCH")
         self.log.append(what)
         self._wake()
+        if any(f"/namespaces/{each}" in request.path for each in self.closed):
+            return self._status(403, "forbidden")
         fault = next((each for each in self.faults if each.match in what and each.times > 0), None)
         if fault is not None:
             fault.times -= 1

@@ -38,7 +38,7 @@ def spec(p99=0.05, names=("resnet",), objective=Objective.EFFICIENCY, **changes)
     ).validate()
 
 
-def policy_of(wanted=None, *, name="resnet", **changes):
+def policy_of(wanted=None, *, name="resnet", annotated=False, **changes):
     fields = {
         "namespace": "vision",
         "name": name,
@@ -47,8 +47,8 @@ def policy_of(wanted=None, *, name="resnet", **changes):
         "created": EPOCH,
         "spec": wanted or spec(),
         "error": "",
-        "annotated": False,
         "status": {},
+        "made_for": RESNET if annotated else None,
     }
     return Policy(**{**fields, **changes})
 

@@ -159,6 +159,31 @@ async def test_only_the_given_namespaces_are_read(api, start):
     assert all("/namespaces/" in path for path in paths if len(path.split("/")) > 4), paths
 
 
+async def test_a_namespace_that_is_deleted_stops_nothing_in_the_others(api, start):
+    """Its Role is deleted with it, so every request there is refused."""
+    for namespace in "ab":
+        api.put(*POLICY, policy(), namespace)
+        api.put(*DEPLOYMENT, deployment(), namespace)
+    one = await start(namespaces=("a", "b"))
+    await api.until(lambda: all(api.get(*CONFIG_MAP, "carpool-deployment-web", each) for each in "ab"))
+
+    api.close("b")
+    await api.until(lambda: {each.namespace for each in one.fleet.policies} == {"a"})
+    api.put(*POLICY, policy("q", "web2"), "a")
+    await api.until(lambda: api.get(*POLICY, "q", "a").get("status"))
+    assert api.get(*CONFIG_MAP, "carpool-deployment-web", "b"), "its policy may be there still"
+
+    await start.end(one)
+    again = await start("b", namespaces=("a", "b"))
+    api.put(*POLICY, policy("r", "web3"), "a")
+    await api.until(lambda: api.get(*POLICY, "r", "a").get("status"))
+    assert (again.unready(), again.stuck()) == ("", "")
+
+    api.closed.clear()
+    api.put(*POLICY, policy("r", "web3"), "b")
+    await api.until(lambda: api.get(*POLICY, "r", "b").get("status"))
+
+
 async def test_what_is_stuck_is_named(api, start):
     one = await start()
     await api.until(lambda: one.fleet.synced and one._loop is not None)

@@ -458,6 +458,18 @@ async def test_pods_whose_workload_is_not_listed_are_not_released(world):
     assert len(world.sidecar.changes) == 1
 
 
+async def test_a_workload_that_is_gone_is_forgotten_once_it_has_neither_pods_nor_a_document(world):
+    populate(world.api)
+    await world.passes(2)
+    world.api.remove(*POLICY, "p")
+    world.api.remove(*DEPLOYMENT, "web")
+    await releases(world, 2)
+    assert world.loop._releases.had(WEB)
+    world.api.remove(*POD, "web-1")
+    await releases(world, 2)
+    assert not world.loop._releases.had(WEB)
+
+
 async def test_nothing_is_released_that_may_have_a_policy_or_never_had_one(world):
     populate(world.api)
     await world.passes(2)
@@ -508,6 +520,73 @@ async def test_an_annotation_taken_back_takes_its_policy_along(world):
 
     assert world.api.get(*POLICY, "deployment-other") is None
     assert world.api.get(*CONFIG_MAP, "carpool-deployment-other") is None
+
+
+@pytest.mark.parametrize("code", [403, 404])
+async def test_a_kind_that_can_not_be_listed_for_a_moment_costs_no_policy(world, code):
+    rollouts = ("argoproj.io/v1alpha1", "rollouts")
+    world.api.absent.discard("rollouts")
+    body = deployment(annotations={"carpool.dev/slo-p99": "80ms"})
+    world.api.put(*rollouts, {**body, "status": {"observedGeneration": "1"}})
+    one = pod()
+    one["metadata"]["annotations"]["carpool.dev/target"] = "Rollout/web"
+    world.api.put(*POD, one)
+    await world.passes(4)
+    before = world.api.get(*POLICY, "rollout-web")
+    published = world.api.get(*CONFIG_MAP, "carpool-rollout-web")["data"]
+
+    world.api.fail(f"GET /apis/{rollouts[0]}", code)
+    await world.passes(1)
+    await world.written()
+
+    assert not list(world.fleet.workloads())
+    assert world.api.get(*POLICY, "rollout-web")["metadata"]["uid"] == before["metadata"]["uid"]
+    await world.passes(10)
+    assert world.api.get(*POLICY, "rollout-web")["metadata"]["uid"] == before["metadata"]["uid"]
+    assert world.api.get(*CONFIG_MAP, "carpool-rollout-web")["data"] == published
+
+
+async def test_a_configuration_stays_while_the_kind_that_its_policy_selects_can_not_be_listed(world):
+    world.api.absent.discard("rollouts")
+    body = deployment()
+    body["metadata"]["labels"] = {"team": "a"}
+    world.api.put("argoproj.io/v1alpha1", "rollouts", {**body, "status": {"observedGeneration": "1"}})
+    selecting = policy()
+    del selecting["spec"]["targetRefs"]
+    selecting["spec"]["targetSelector"] = {
+        "group": "argoproj.io", "kind": "Rollout", "matchLabels": {"team": "a"}
+    }  # fmt: skip
+    world.api.put(*POLICY, selecting)
+    one = pod()
+    one["metadata"]["annotations"]["carpool.dev/target"] = "Rollout/web"
+    world.api.put(*POD, one)
+    await world.passes(4)
+    before = world.api.get(*CONFIG_MAP, "carpool-rollout-web")["data"]
+
+    world.api.fail("GET /apis/argoproj.io", 403)
+    await world.passes(1)
+    await world.written()
+    assert world.api.get(*CONFIG_MAP, "carpool-rollout-web")["data"] == before
+    await world.passes(10)
+
+    assert world.api.get(*CONFIG_MAP, "carpool-rollout-web")["data"] == before
+
+
+async def test_a_namespace_that_can_not_be_read_for_a_moment_keeps_its_configurations(world):
+    world.sync._namespaces = ["ns", "b"]
+    populate(world.api)
+    await world.passes(4)
+    before = world.api.get(*CONFIG_MAP, "carpool-deployment-web")
+
+    world.api.fail("GET /apis/carpool.dev/v1alpha1/namespaces/ns/", 403)
+    await world.passes(1)
+    await world.written()
+    assert not len(world.fleet.policies)
+    assert world.api.get(*CONFIG_MAP, "carpool-deployment-web") == before
+    await world.passes(10)
+
+    assert world.api.get(*CONFIG_MAP, "carpool-deployment-web") == before
+    assert len(world.sidecar.changes) == 1
 
 
 async def test_one_made_by_hand_while_its_namesake_is_deleted_is_seen(world):
@@ -709,6 +788,31 @@ async def test_pods_without_a_sidecar_and_services_around_it_are_found(world):
 
     assert view.missed[WEB] == (Missed("web-2"),)
     assert view.workloads[WEB].replicas == 2
+
+
+async def test_services_are_checked_during_a_rollout_and_pods_without_a_sidecar_after_it(world):
+    world.api.put(*POLICY, policy())
+    rolling = deployment(replicas=2)
+    rolling["status"]["updatedReplicas"] = 1
+    world.api.put(*DEPLOYMENT, rolling)
+    bypassed = pod()
+    bypassed["metadata"]["annotations"]["carpool.dev/status"] = '{"container": "server", "port": 9000}'
+    bypassed["spec"] = {"containers": [{"name": "server", "ports": [{"containerPort": 14080, "name": "http"}]}]}
+    world.api.put(*POD, bypassed)
+    world.api.put(*POD, pod("web-2", injected=False))
+    by_number = {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 9000}]}
+    world.api.put("v1", "services", {"metadata": {"name": "web"}, "spec": by_number})
+    await world.passes(1)
+    (view,) = [each.views[-1] for each in world.steps if each.views[-1].policy.name == "p"]
+
+    assert "Service web port 80 bypasses the sidecar" in view.workload_events[WEB][0].message
+    assert WEB not in view.missed
+
+    rolling["spec"]["paused"] = True
+    rolling["status"]["observedGeneration"] = 2
+    world.api.put(*DEPLOYMENT, rolling)
+    await world.passes(1)
+    assert world.steps[-1].views[-1].missed[WEB] == (Missed("web-2"),)
 
 
 async def test_engines_without_a_sidecar_are_read_where_a_policy_only_recommends(world):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import shutil
 import signal
 import struct
 import sys
@@ -368,8 +369,37 @@ async def test_documents_and_health(world, matmul):
     ):
         assert (await client.get(path.encode())).status == 200
     assert (await client.get(b"/v2/models/other")).status == 404
-    assert (await client.send(b"POST", b"/v2", b"{}")).status == 405
+    for method, path, status, allow in (
+        (b"POST", b"/v2", 405, b"GET, HEAD"),
+        (b"DELETE", b"/v2/models/matmul", 405, b"GET, HEAD"),
+        (b"GET", b"/v2/models/matmul/infer", 405, b"POST"),
+        (b"PUT", b"/v1/models/matmul:predict", 405, b"POST"),
+        (b"POST", b"/v2/models/other", 404, None),
+        (b"POST", b"/nope", 404, None),
+    ):
+        answer = await client.send(method, path)
+        assert (answer.status, answer.header(b"allow")) == (status, allow), path
     assert (await client.predict(b"[1,2,3,4]", model="other")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "spelt"),
+    [("a+b", ["a+b", "a%2Bb", "a%2bb"]), ("my model", ["my%20model"]), ("größe", ["gr%C3%B6%C3%9Fe"])],
+)
+async def test_a_name_that_paths_encode_is_described_and_batched(world, matmul, tmp_path, name, spelt):
+    shutil.copy(matmul, tmp_path / f"{name}.onnx")
+    sidecar, client, model = await start(world, str(tmp_path / f"{name}.onnx"))
+    assert model == name
+    for path in spelt:
+        assert (await client.get(f"/v2/models/{path}".encode())).json["name"] == name
+        assert (await client.get(f"/v2/models/{path}/versions/1/ready".encode())).status == 200
+        assert (await client.get(f"/v1/models/{path}".encode())).status == 200
+    assert (await client.get(f"/v2%2Fmodels/{spelt[0]}".encode())).status == 404
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
+    assert (await client.send(b"POST", f"/v2/models/{spelt[-1]}/infer".encode(), body)).status == 200
+    (entry,) = sidecar.models
+    await world.until(lambda: entry.axis is not None)
+    assert (entry.model, entry.axis.kind) == (name, "First")
 
 
 async def test_a_row_that_does_not_fit_costs_nobody_else_an_answer(world, matmul):

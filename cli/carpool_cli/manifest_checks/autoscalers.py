@@ -16,13 +16,10 @@ if TYPE_CHECKING:
 
 def autoscalers(subject: Subject, pod: Json, near: Around) -> Iterator[Finding]:
     """Find HPAs on a percentage of all containers' requests: the sidecar adds its own request."""
-    mine = {(subject.kind.name, subject.name)}
-    if subject.kind.name == "InferenceService":
-        mine.add(("Deployment", f"{subject.name}-predictor"))
     container = json.loads(pod["metadata"]["annotations"][names.STATUS])["container"]
     for scaler in near.autoscalers:
         target, name = scaler["spec"]["scaleTargetRef"], scaler["metadata"]["name"]
-        if (target["kind"], target["name"]) not in mine:
+        if (target["kind"], target["name"]) != subject.kind.scaled(subject.name):
             continue
         for index, metric in enumerate(scaler["spec"].get("metrics") or []):
             resource = metric.get("resource") or {}

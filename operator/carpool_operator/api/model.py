@@ -41,9 +41,11 @@ class Workload(Struct, frozen=True, kw_only=True):
     created: float
     """Seconds since the epoch."""
     rolling: bool
-    """Whether a rollout is under way."""
+    """Whether a rollout is under way that ends by itself."""
     refused: str = ""
     """The API server's reason for rejecting its pods; ``""`` where it accepts them."""
+    held_back: str = ""
+    """What keeps a new template from some pods, with the fix; ``""`` if nothing does."""
     autoscaler: str = ""
     """Kind/name of the autoscaler that follows its Carpool load, if any."""
     full: float | None = None
@@ -103,12 +105,19 @@ class Policy(Struct, frozen=True, kw_only=True):
     spec: PolicySpec | None
     error: str
     """Why parsing the spec failed; ``""`` where there is a spec."""
-    annotated: bool
-    """Whether the operator keeps it for a Deployment's annotations; a policy written by a user takes precedence."""
     status: dict[str, Any]
     """As on the server, ``{}`` before the first."""
     paused: bool = False
     """Whether it carries the annotation ``carpool.dev/paused``."""
+    made_for: Target | None = None
+    """The workload for whose annotations the operator keeps it; ``None`` for a policy written by a user."""
+    orphaned: bool = False
+    """Whether the operator made it and it lost its owner, as after ``kubectl delete --cascade=orphan``."""
+
+    @property
+    def annotated(self) -> bool:
+        """Whether the operator keeps it for a workload's annotations; a policy written by a user takes precedence."""
+        return self.made_for is not None
 
 
 class Reading(Struct, frozen=True):

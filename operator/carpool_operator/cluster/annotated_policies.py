@@ -15,7 +15,7 @@ from carpool_operator.workloads.metadata import Key
 from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from carpool_operator.api.model import Namespace, Policy, Target, Workload
     from carpool_operator.cluster.cache import Cache
@@ -58,6 +58,17 @@ class _Read(NamedTuple):
     misplaced: tuple[str, ...]
 
 
+class _Written(NamedTuple):
+    """The parts of a policy that the operator writes."""
+
+    spec: PolicySpec | None
+    orphaned: bool = False
+
+
+def _written(policy: Policy) -> _Written:
+    return _Written(policy.spec, policy.orphaned)
+
+
 class AnnotatedPolicies:
     """Compares annotations with policies. Annotations are parsed again when they have changed.
 
@@ -68,14 +79,14 @@ class AnnotatedPolicies:
         self._defaults = dict(defaults or {})
         self._known: dict[Target, _Read] = {}
         # The wanted policy, and the server's version of it: an admission policy may change what we write.
-        self._altered: dict[Target, tuple[PolicySpec, PolicySpec | None]] = {}
+        self._altered: dict[Target, tuple[PolicySpec, _Written]] = {}
 
-    def kept(self, wish: Keep, there: PolicySpec | None) -> None:
+    def kept(self, wish: Keep, there: Policy) -> None:
         """Record the server's version of a policy that was written."""
-        if there == wish.spec:
+        if _written(there) == _Written(wish.spec):
             self._altered.pop(wish.workload.target, None)
         else:
-            self._altered[wish.workload.target] = (wish.spec, there)
+            self._altered[wish.workload.target] = (wish.spec, _written(there))
 
     def plan(
         self,
@@ -83,12 +94,15 @@ class AnnotatedPolicies:
         policies: Cache[Key, Policy],
         namespaces: Iterable[Namespace] = (),
         claimed: Container[Target] = (),
+        lists: Callable[[str, str], bool] = lambda _kind, _namespace: True,
     ) -> Plan:
         """Return the policies to write and delete, and the Events to record.
 
         ``claimed``: targets that users' policies name or select. A default SLO does not apply to these.
+        ``lists``: whether workloads of a kind could be listed in a namespace. If not, more of them may exist.
 
-        A policy stays unchanged while annotations are invalid: a typo removes no SLO.
+        A policy stays unchanged while annotations are invalid: a typo removes no SLO. It stays while the kind of its
+        workload can't be listed. If the workload is gone, Kubernetes' garbage collector deletes the policy.
         """
         plan = Plan([], [], [])
         known: dict[Target, _Read] = {}
@@ -128,8 +142,8 @@ class AnnotatedPolicies:
                     "annotations: give it another name, or drop them"
                 )
                 plan.events.append((workload, Event(True, "PolicyNameTaken", text)))
-            elif kept is None or kept.spec != wish.spec:
-                if kept is not None and self._altered.get(target) == (wish.spec, kept.spec):
+            elif kept is None or _written(kept) != _Written(wish.spec):
+                if kept is not None and self._altered.get(target) == (wish.spec, _written(kept)):
                     # Writing it again would have the same result, in every pass.
                     text = (
                         f"BatchingPolicy {key.name} is not what the annotations ask for: a mutating admission policy "
@@ -140,7 +154,13 @@ class AnnotatedPolicies:
                     plan.keep.append(Keep(workload, wish.spec))
         self._known = known
         self._altered = {target: each for target, each in self._altered.items() if target in known}
-        plan.drop.extend(each for each in policies if each.annotated and Key(each.namespace, each.name) not in wanted)
+        plan.drop.extend(
+            each
+            for each in policies
+            if each.made_for is not None
+            and Key(each.namespace, each.name) not in wanted
+            and lists(each.made_for.kind, each.namespace)
+        )
         return plan
 
     def _defaults_of(self, namespace: Namespace | None) -> dict[str, str]:

@@ -34,10 +34,10 @@ class Cache(Generic[K, V]):
         item = self._items.get(key)
         return None if item is None else item[1]
 
-    def clear(self) -> None:
-        """Forget all objects, and the deletions too."""
-        self._items.clear()
-        self._gone.clear()
+    def forget(self, within: Callable[[K], bool]) -> None:
+        """Forget the objects and the deletions that are ``within``."""
+        self._items = {key: item for key, item in self._items.items() if not within(key)}
+        self._gone = {key: seen for key, seen in self._gone.items() if not within(key)}
 
     def version(self, key: K) -> int:
         """Return its resource version, 0 where there is none."""

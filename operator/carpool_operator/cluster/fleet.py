@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from carpool_operator.api import annotations as names
+from carpool_operator.api.model import Target
 from carpool_operator.api.spec import API_VERSION, PLURAL
 from carpool_operator.cluster.autoscalers import HPAS, SCALED_OBJECTS, RawHpa, RawScaledObject
 from carpool_operator.cluster.cache import Cache
 from carpool_operator.cluster.kube import ApiError, Kube, path_of
 from carpool_operator.cluster.objects import RawNamespace, RawPod, RawPolicy, workload
-from carpool_operator.cluster.watching import NOT_THERE, Items, Kept, LeftOut, Watch, read_list, read_one
+from carpool_operator.cluster.watching import NOT_THERE, RARELY, Items, Kept, LeftOut, Watch, read_list, read_one
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Key
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from carpool_operator.api.model import Namespace, Pod, Policy, Target, Workload
+    from carpool_operator.api.model import Namespace, Pod, Policy, Workload
     from carpool_operator.cluster.autoscalers import Autoscaler
 
 POLICIES, NAMESPACES, PODS = "policies", "namespaces", "pods"
@@ -66,6 +67,9 @@ KINDS = {
 WATCHED = (PODS, HPAS, SCALED_OBJECTS)
 """Kinds with our own watch: they change by themselves all the time. kopf watches the others."""
 
+REQUIRED = [name for name, kind in KINDS.items() if not kind.optional]
+"""Kinds that every cluster has."""
+
 
 class Fleet:
     """The caches. Used in the event loop's thread, except methods marked for any thread."""
@@ -79,7 +83,7 @@ class Fleet:
         self.synced = False
         """Whether everything has been listed once."""
         now = clock()
-        self.last_event = {name: now for name, kind in KINDS.items() if not kind.optional}
+        self.last_event = dict.fromkeys(REQUIRED, now)
         """Time of the last event, by kind that this cluster has; for pods, bookmarks count."""
         self.unheard: dict[tuple[str, str | None], int] = {}
         """By kind and namespace (``None``: all): lists in a row that found changes while no event had come since the
@@ -87,6 +91,9 @@ class Fleet:
         self._clock = clock
         self._mine = mine
         self._last_list: dict[tuple[str, str | None], float] = {}
+        """By kind and namespace (``None``: all), where the last list worked."""
+        self._unread: set[str | None] = set()
+        """Namespaces that could not be read."""
         self._last_events: dict[tuple[str, str], float] = {}
         self.namespaces: Cache[Key, Namespace] = Cache()
         self._workloads: dict[str, Cache[Key, Workload]] = {kind.plural: Cache() for kind in registry.KINDS}
@@ -104,14 +111,54 @@ class Fleet:
         """The kinds that this cluster has, as far as known."""
         return frozenset(self.last_event)
 
-    def found(self, kind: str, there: bool) -> None:
-        """Record whether this cluster has a kind; if not any more, drop its objects."""
-        if there:
-            self.last_event.setdefault(kind, self._clock())
-        elif kind in self.last_event:
-            del self.last_event[kind]
-            self._caches[kind].clear()
-            self.unheard = {place: lists for place, lists in self.unheard.items() if place[0] != kind}
+    @property
+    def places(self) -> frozenset[tuple[str, str | None]]:
+        """Kinds and namespaces (``None``: all) whose last list worked."""
+        return frozenset(self._last_list)
+
+    def followed(self) -> tuple[list[str], list[str | None]]:
+        """Return the kinds and the namespaces (``None``: all) that kopf can watch.
+
+        kopf watches each of the kinds in each of the namespaces, and ends if it may not list one of them. So a kind
+        that can't be listed in one of these namespaces is left out. Its objects are only listed, from time to time.
+        """
+        listed = self._last_list
+        namespaces = [
+            each for kind, each in listed if kind == POLICIES and all((of, each) in listed for of in REQUIRED)
+        ]
+        # Namespaces can't be watched with rights in only some of them.
+        apart = {*WATCHED} if None in namespaces else {*WATCHED, NAMESPACES}
+        kinds = [kind for kind in KINDS if kind not in apart and all((kind, each) in listed for each in namespaces)]
+        return kinds, namespaces
+
+    def is_listed(self, kind: str, namespace: str) -> bool:
+        """Whether the last list of a kind worked in a namespace. If not, objects that are not known may exist there."""
+        return (kind, namespace) in self._last_list or (kind, None) in self._last_list
+
+    def lists_workloads(self, kind: str, namespace: str) -> bool:
+        """Whether the last list of a kind of workload, such as ``Rollout``, worked in a namespace."""
+        return kind in registry.BY_NAME and self.is_listed(registry.BY_NAME[kind].plural, namespace)
+
+    def found(self, kind: str) -> None:
+        """Record that this cluster has a kind."""
+        self.last_event.setdefault(kind, self._clock())
+
+    def unlisted(self, kind: str, namespace: str | None) -> None:
+        """Record that a kind can't be listed in a namespace or in all, and forget its objects there.
+
+        If it can't be listed anywhere, the cluster does not have it.
+        """
+        self._last_list.pop((kind, namespace), None)
+        self.unheard.pop((kind, namespace), None)
+        self._caches[kind].forget(_within(namespace))
+        if not any(listed == kind for listed, _ in self._last_list):
+            self.last_event.pop(kind, None)
+
+    def leave_out(self, namespace: str | None) -> None:
+        """Forget all of a namespace that can't be read, and ignore its events until something there is listed again."""
+        self._unread.add(namespace)
+        for kind in KINDS:
+            self.unlisted(kind, namespace)
 
     def handle_event(self, kind: str, deleted: bool, plain: object) -> None:
         """Handle an event from kopf; call it in the event loop's thread."""
@@ -125,8 +172,8 @@ class Fleet:
 
     def seen(self, kind: str, key: Key, version: int, value: object) -> None:
         """Record an object at a version; ``None``: it was deleted, or does not matter any more."""
-        if kind not in self.last_event:
-            return  # a late event, sent before the kind was removed
+        if kind not in self.last_event or key.namespace in self._unread:
+            return  # a late event, sent before the kind was removed or the namespace left out
         now = self.last_event[kind] = self._clock()
         if (kind, key.namespace) in self._last_list:
             self._last_events[kind, key.namespace] = now
@@ -142,19 +189,23 @@ class Fleet:
 
     def listed_by_watch(self, kind: str, namespace: str | None, items: Items[Any], version: int) -> None:
         """Store the first list of a watch: the cluster has the kind."""
-        self.found(kind, there=True)
+        self.found(kind)
         self.listed(kind, namespace, items, version)
 
     def listed(self, kind: str, namespace: str | None, items: Items[Any], version: int) -> int:
         """Store a list of all objects of a kind, in one namespace or in all; returns how many changed."""
+        self._unread.discard(namespace)
         mine = {key: item for key, item in items.items() if self._mine(key.namespace)}
-        return self._caches[kind].replace(mine, version, lambda key: namespace is None or key.namespace == namespace)
+        return self._caches[kind].replace(mine, version, _within(namespace))
 
     def listening(self, kind: str, namespace: str | None, changes: int) -> None:
         """Compare the changes that a list of a kind found, in one namespace or in all, with the events received."""
         place = kind, namespace
         heard = self.last_event[kind] if namespace is None else self._last_events.get((kind, namespace), -inf)
-        deaf = changes and self.synced and heard <= self._last_list.get(place, -inf)
+        kinds, namespaces = self.followed()
+        watched = kind in WATCHED or (kind in kinds and namespace in namespaces)
+        last = self._last_list.get(place)
+        deaf = changes and self.synced and watched and last is not None and heard <= last
         self.unheard[place] = self.unheard.get(place, 0) + 1 if deaf else 0
         self._last_list[place] = self._clock()
 
@@ -174,7 +225,15 @@ class Fleet:
     def autoscalers(self) -> Mapping[Target, Autoscaler]:
         """Return the autoscalers that follow the load of workloads; if several, the first by kind and name."""
         found = sorted((each for cache in self._autoscalers.values() for each in cache), key=str, reverse=True)
-        return {each.target: each for each in found}
+        # A Deployment that another workload created is no workload here: its autoscaler follows that workload.
+        creators = {
+            made: of.target
+            for kind in registry.KINDS
+            if kind.deployment is not None
+            for of in self._workloads[kind.plural]
+            if self.workload(made := Target(of.target.namespace, *kind.scaled(of.target.name))) is None
+        }
+        return {creators.get(each.target, each.target): each for each in found}
 
     def pods_by_target(self) -> Mapping[Target, Sequence[Pod]]:
         """Return all pods with a sidecar by the workload that they belong to."""
@@ -204,7 +263,7 @@ class Sync:
         self.ok = asyncio.Event()
         """Set while the last list was successful."""
         self.kinds_changed = asyncio.Event()
-        """Set when the cluster's kinds have changed; the consumer clears it."""
+        """Set when other kinds can be listed, or the same in other namespaces; the consumer clears it."""
         self._kube = kube
         # Its own thread pool: name lookups for servers named in policies use the loop's, and may take long.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lists")
@@ -216,6 +275,10 @@ class Sync:
         self._log = log
         self._random = random
         self._doubted = asyncio.Event()
+        self._places = fleet.places
+        """Those of the last successful list."""
+        self._left_out: set[str | None] = set()
+        """Namespaces that it left out."""
 
     def doubt(self) -> None:
         """List again at once: ``ok`` is cleared until a list that begins now succeeds."""
@@ -230,7 +293,7 @@ class Sync:
             try:
                 await self.once()
                 failures = 0
-                wait = self._interval
+                wait = min(self._interval, RARELY) if self._left_out else self._interval
             except ApiError as error:
                 self.ok.clear()
                 wait = max(error.retry_after, min(30.0, 2.0**failures))
@@ -242,23 +305,37 @@ class Sync:
                     await self._doubted.wait()
 
     async def once(self) -> None:
-        """List everything.
+        """List everything. A namespace that may not be read, as after its deletion, is left out.
 
-        Raises ``ApiError``; results until then are stored.
+        Raises ``ApiError``, also if none of the namespaces may be read; results until then are stored.
         """
-        before = self._fleet.present
+        before, there = self._fleet.present, list(self._namespaces)
         for name, kind in KINDS.items():
-            try:
-                changes = await self._list(name, kind)
-            except ApiError as error:
-                if not kind.optional or error.status not in NOT_THERE:
-                    raise
-                self._fleet.found(name, there=False)
-                continue
-            if self._fleet.synced and name in before:
+            changes, refused = 0, dict[str | None, ApiError]()
+            for namespace in there:
+                try:
+                    changes += await self._list(name, kind, namespace)
+                except ApiError as error:
+                    if error.status not in NOT_THERE:
+                        raise
+                    refused[namespace] = error
+            if len(refused) < len(there) and self._fleet.synced and name in before:
                 self._found(name, changes)
+            if kind.optional:
+                for namespace in refused:
+                    self._fleet.unlisted(name, namespace)
+            elif len(refused) == len(there):
+                raise next(iter(refused.values()))
+            else:
+                there = [each for each in there if each not in refused]
+                self._leave_out(refused)
+        for namespace in self._left_out.intersection(there):
+            self._log.info("a namespace can be read again", extra={"namespace": namespace})
+        self._left_out = {*self._namespaces} - {*there}
         if self._fleet.present != before:
             self._log.info("the cluster has other kinds", extra={"kinds": sorted(self._fleet.present)})
+        if self._fleet.places != self._places:
+            self._places = self._fleet.places
             self.kinds_changed.set()
         if not self._fleet.synced:
             self._fleet.synced = True
@@ -266,25 +343,35 @@ class Sync:
         if not self._doubted.is_set():  # otherwise some results may be from before
             self.ok.set()
 
-    async def _list(self, name: str, kind: Kind) -> int:
-        """List all objects of a kind; returns how many changed.
+    def _leave_out(self, refused: Mapping[str | None, ApiError]) -> None:
+        """Forget namespaces that can't be read, and log each once."""
+        for namespace, error in refused.items():
+            if namespace not in self._left_out:
+                what = {"namespace": namespace, "status": error.status, "error": str(error)}
+                self._log.warning("a namespace can't be read, and is left out until it can", extra=what)
+            self._fleet.leave_out(namespace)
+
+    async def _list(self, name: str, kind: Kind, namespace: str | None) -> int:
+        """List all objects of a kind, in one namespace or in all; returns how many changed.
 
         Raises ``ApiError``.
         """
-        changes = 0
-        for namespace in self._namespaces:
-            # With rights only in some namespaces, each of these may be read by itself.
-            read, path = read_list, path_of(kind.api, kind.plural, namespace)
-            if name == NAMESPACES and namespace is not None:
-                read, path = read_one, path_of(kind.api, kind.plural, None, namespace)
-            items, version = await asyncio.get_running_loop().run_in_executor(
-                self._thread, read, self._kube, path, kind.query, kind.kept, self._fleet.left_out[name]
-            )
-            self._fleet.found(name, there=True)
-            found = self._fleet.listed(name, namespace, items, version)
-            self._fleet.listening(name, namespace, found)
-            changes += found
+        # With rights only in some namespaces, each of these may be read by itself.
+        read, path = read_list, path_of(kind.api, kind.plural, namespace)
+        if name == NAMESPACES and namespace is not None:
+            read, path = read_one, path_of(kind.api, kind.plural, None, namespace)
+        items, version = await asyncio.get_running_loop().run_in_executor(
+            self._thread, read, self._kube, path, kind.query, kind.kept, self._fleet.left_out[name]
+        )
+        self._fleet.found(name)
+        changes = self._fleet.listed(name, namespace, items, version)
+        self._fleet.listening(name, namespace, changes)
         return changes
+
+
+def _within(namespace: str | None) -> Callable[[Key], bool]:
+    """Return whether a key is in a namespace; ``None``: in any."""
+    return lambda key: namespace is None or key.namespace == namespace
 
 
 def watch_of(
@@ -302,7 +389,8 @@ def watch_of(
         listed=lambda items, version: _call(loop, fleet.listed_by_watch, name, namespace, items, version),
         seen=lambda key, version, value: _call(loop, fleet.seen, name, key, version, value),
         alive=lambda: _call(loop, fleet.alive, name),
-        optional=kind.optional,
+        # A namespace may be deleted, and its Role with it: the list of everything reports that.
+        optional=kind.optional or namespace is not None,
         log=log,
         random=random,
     )

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import kopf
 
-from carpool_operator.cluster.fleet import KINDS, NAMESPACES, WATCHED
+from carpool_operator.cluster.fleet import KINDS
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from carpool_operator.cluster.fleet import Fleet, Sync
     from carpool_operator.cluster.kube import Kube
@@ -29,10 +29,8 @@ LONGEST = 60.0
 """Longest pause between two starts, in seconds."""
 
 
-def registry(
-    kube: Kube, fleet: Fleet, loop: asyncio.AbstractEventLoop, *, clusterwide: bool = True
-) -> kopf.OperatorRegistry:
-    """Return the handlers that report to ``fleet`` in the fleet's own loop."""
+def registry(kube: Kube, fleet: Fleet, loop: asyncio.AbstractEventLoop, kinds: Iterable[str]) -> kopf.OperatorRegistry:
+    """Return the handlers that report objects of ``kinds`` to ``fleet`` in the fleet's own loop."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=handlers)
@@ -48,12 +46,8 @@ def registry(
             if not loop.is_closed():
                 loop.call_soon_threadsafe(fleet.handle_event, kind, event["type"] == "DELETED", event["object"])
 
-    # Namespaces can't be watched with rights in only some of them.
-    apart = {*WATCHED} if clusterwide else {*WATCHED, NAMESPACES}
-    for kind in KINDS:
-        # kopf ignores a kind that is missing when it starts: it is restarted when the kind appears.
-        if kind not in apart and kind in fleet.present:
-            follow(kind)
+    for kind in kinds:
+        follow(kind)
     return handlers
 
 
@@ -97,13 +91,10 @@ def settings() -> kopf.OperatorSettings:
 class Kopf:
     """Keeps kopf running: it is restarted when it stops, for example because its CRD is deleted."""
 
-    def __init__(
-        self, kube: Kube, fleet: Fleet, sync: Sync, namespaces: Sequence[str | None], *, random: random.Random
-    ) -> None:
+    def __init__(self, kube: Kube, fleet: Fleet, sync: Sync, *, random: random.Random) -> None:
         self._kube = kube
         self._fleet = fleet
         self._sync = sync
-        self._namespaces = [each for each in namespaces if each is not None]
         self._random = random
         self._log = logging.getLogger("carpool.kopf")
 
@@ -126,7 +117,10 @@ class Kopf:
         # A flag of that loop: kopf would wait for a thread's flag in another thread, which ends only with the flag.
         ended, stop = asyncio.Event(), asyncio.Event()
         self._sync.kinds_changed.clear()
-        handlers = registry(self._kube, self._fleet, loop, clusterwide=not self._namespaces)
+        # kopf ignores a kind that is missing when it starts, and ends if it may not read a namespace. It is restarted
+        # when that changes.
+        kinds, namespaces = self._fleet.followed()
+        handlers = registry(self._kube, self._fleet, loop, kinds)
 
         def session() -> None:
             try:
@@ -136,8 +130,8 @@ class Kopf:
                             registry=handlers,
                             settings=settings(),
                             standalone=True,
-                            clusterwide=not self._namespaces,
-                            namespaces=self._namespaces,
+                            clusterwide=None in namespaces,
+                            namespaces=[each for each in namespaces if each is not None],
                             stop_flag=stop,
                         )
                     )

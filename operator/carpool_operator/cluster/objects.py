@@ -20,11 +20,13 @@ from carpool_operator.workloads.registry import BY_NAME, is_part
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from carpool_operator.api.spec import PolicySpec, TargetRef
     from carpool_operator.workloads.kind import Kind
+    from carpool_operator.workloads.metadata import Owner
 
 ANNOTATED = names.PREFIX + "annotated"
-"""Label of a policy that is kept for a Deployment's annotations; the Deployment owns it. A copy under another name
-belongs to a user."""
+"""Label of a policy that is kept for a workload's annotations; the workload owns it. A copy under another name belongs
+to a user."""
 
 VERSION = version("carpool-serving")
 
@@ -90,6 +92,7 @@ def workload(kind: Kind, raw: Any) -> Workload | None:  # noqa: ANN401 - what th
         created=meta.created,
         rolling=state.rolling,
         refused=state.refused[:LONGEST_REFUSAL],
+        held_back=state.held_back,
     )
 
 
@@ -160,6 +163,7 @@ class RawPolicy(Struct, frozen=True):
             spec = read_policy({"spec": self.spec})
         except PolicyError as wrong:
             error = str(wrong)
+        made_for = _made_for(meta, spec)
         return Policy(
             namespace=meta.namespace,
             name=meta.name,
@@ -168,14 +172,27 @@ class RawPolicy(Struct, frozen=True):
             created=meta.created,
             spec=spec,
             error=error,
-            annotated=meta.labels.get(ANNOTATED) == "true"
-            and any(
-                each.controller and meta.name == names.policy_name(each.kind, each.name)
-                for each in meta.owner_references
-            ),
             status=self.status,
             paused=PAUSED in meta.annotations,
+            made_for=made_for,
+            orphaned=made_for is not None and meta.controller is None,
         )
+
+
+def _made_for(meta: Meta, spec: PolicySpec | None) -> Target | None:
+    """Return the workload for whose annotations the operator keeps a policy; ``None`` for a policy of a user.
+
+    That is the controller. Without one it is the only target: ``kubectl delete --cascade=orphan`` removes the owner
+    reference. The label alone does not show it: a user's copy has the label too, but another name.
+    """
+    if meta.labels.get(ANNOTATED) != "true":
+        return None
+    owner: Owner | TargetRef | None = meta.controller
+    if owner is None and spec is not None and spec.target_selector is None and len(spec.target_refs) == 1:
+        owner = spec.target_refs[0]
+    if owner is None or meta.name != names.policy_name(owner.kind, owner.name):
+        return None
+    return Target(meta.namespace, owner.kind, owner.name)
 
 
 # ------------------------------------------------------------------------------------------------- namespaces

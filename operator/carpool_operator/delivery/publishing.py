@@ -11,7 +11,7 @@ from carpool_operator.api import annotations as names
 from carpool_operator.api.spec import API_VERSION, KIND
 from carpool_operator.cluster.kube import APPLY, FIELD_MANAGER, ApiError, path_of
 from carpool_operator.cluster.objects import Page, RawConfigMap
-from carpool_operator.cluster.watching import PAGE
+from carpool_operator.cluster.watching import NOT_THERE, PAGE
 from carpool_operator.workloads.metadata import Key
 
 if TYPE_CHECKING:
@@ -64,26 +64,42 @@ class ConfigMaps:
     async def read(self, namespaces: Sequence[str | None]) -> None:
         """List them all: at the start, and from time to time, because others may have changed or deleted some.
 
+        Those of a namespace that may not be read stay as they were last known.
+        Raises ``ApiError``, also if none of the namespaces may be read.
+        """
+        listed: list[RawConfigMap] = []
+        refused: dict[str | None, ApiError] = {}
+        for namespace in namespaces:
+            try:
+                listed += await self._list(namespace)
+            except ApiError as error:
+                if error.status not in NOT_THERE:
+                    raise
+                refused[namespace] = error
+        if len(refused) == len(namespaces):
+            raise next(iter(refused.values()))
+        held = {key: each for key, each in self._held.items() if key.namespace in refused}
+        uids = {key: each for key, each in self._uids.items() if key.namespace in refused}
+        for raw in listed:
+            if self._mine(raw.metadata.namespace):
+                owner = next((each.uid for each in raw.metadata.owner_references if each.kind == KIND), "")
+                held[raw.metadata.key] = Published(raw.data.get(CHANGE, ""), raw.data.get(SIGNATURE, ""), owner)
+                uids[raw.metadata.key] = raw.metadata.uid
+        self._held, self._uids = held, uids
+
+    async def _list(self, namespace: str | None) -> list[RawConfigMap]:
+        """List those of one namespace, or of all.
+
         Raises ``ApiError``.
         """
-        held, uids = {}, {}
-        for namespace in namespaces:
-            rest = ""
-            while True:
-                query: dict[str, str | int] = {"labelSelector": f"{LABEL}=true", "limit": PAGE}
-                if rest:
-                    query["continue"] = rest
-                page = _pages.decode(await self._writer.read(path_of("v1", "configmaps", namespace), query))
-                for raw in page.items:
-                    if not self._mine(raw.metadata.namespace):
-                        continue
-                    owner = next((each.uid for each in raw.metadata.owner_references if each.kind == KIND), "")
-                    held[raw.metadata.key] = Published(raw.data.get(CHANGE, ""), raw.data.get(SIGNATURE, ""), owner)
-                    uids[raw.metadata.key] = raw.metadata.uid
-                rest = page.metadata.continue_
-                if not rest:
-                    break
-        self._held, self._uids = held, uids
+        items: list[RawConfigMap] = []
+        query: dict[str, str | int] = {"labelSelector": f"{LABEL}=true", "limit": PAGE}
+        while True:
+            page = _pages.decode(await self._writer.read(path_of("v1", "configmaps", namespace), query))
+            items += page.items
+            if not page.metadata.continue_:
+                return items
+            query = {**query, "continue": page.metadata.continue_}
 
     def change(self, target: Target, wall: float) -> Change | None:
         """Return the published change of a target; ``None`` if there is none, or none that a sidecar would accept.

@@ -15,7 +15,7 @@ from carpool_operator.api.injection import STANDBY, STANDBY_SLO
 from carpool_operator.delivery.documents import EVERY, VALID
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from carpool.exchange.report import Report
     from carpool_operator.api.model import Pod, Target
@@ -34,7 +34,7 @@ class Releases:
         self._since: dict[Target, float] = {}
         """Targets without a policy, and since when."""
         self._had: set[Target] = set()
-        """Targets that have or had a policy."""
+        """Targets that have or had a policy, until they are forgotten."""
         self._done: dict[str, float] = {}
         """By UID of a pod that runs no policy: when it is read again."""
 
@@ -72,6 +72,14 @@ class Releases:
     def had(self, target: Target) -> bool:
         """Whether a target is known to have had a policy."""
         return target in self._had
+
+    def forget(self, is_gone: Callable[[Target], bool]) -> None:
+        """Forget targets that are gone: each preview of a pull request may be a new one.
+
+        One without pods and without a document may come back: its new pods start without a document, in the state that
+        a release leads to.
+        """
+        self._had = {target for target in self._had if not is_gone(target)}
 
     def done(self, uid: str, now: float) -> None:
         """Record that a pod runs no policy."""

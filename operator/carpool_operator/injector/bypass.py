@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain, count
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool_operator.api import annotations as names
@@ -13,6 +14,11 @@ from carpool_operator.workloads import registry
 if TYPE_CHECKING:
     from carpool_operator.injector.decide import Json
     from carpool_operator.workloads.kind import Kind
+
+
+NAMES = ("http", "http-model", "http-carpool")
+"""Names for a model's port that has none, the first free one; meshes read the protocol from the beginning. A port's
+name has at most 15 characters."""
 
 
 class Bypass(NamedTuple):
@@ -52,7 +58,7 @@ def port_name(pod: Json, namespace: str, manifest: Json | None = None) -> PortNa
     if handed.get("name"):
         return PortName(handed["name"], given=True, first="")
     # First the name, in the workload, which rolls its pods. References to it follow when all pods have it.
-    name = "http"
+    name = _free_name(pod)
     port = {"containerPort": status.port, "name": name}
     kind, _, owner = annotations_of(pod).get(names.TARGET, "").partition("/")
     workload, of = registry.resource(kind, owner), registry.BY_NAME.get(kind)
@@ -65,6 +71,15 @@ def port_name(pod: Json, namespace: str, manifest: Json | None = None) -> PortNa
     named = f"kubectl -n {namespace} patch {workload} -p '{_compact(template)}'"
     rolled = f"kubectl -n {namespace} rollout status {workload}"
     return PortName(name, given=False, first=f"{named} && {rolled} && ")
+
+
+def _free_name(pod: Json) -> str:
+    """Return a name that none of a pod's ports has.
+
+    The API server refuses a name twice in one container. Of two containers with one name, Services find the first.
+    """
+    used = {port.get("name") for port in _declared(pod)}
+    return next(name for name in chain(NAMES, map("http-{}".format, count(2))) if name not in used)
 
 
 def _named_elsewhere(kind: Kind, namespace: str, owner: str, container: str, port: Json, manifest: Json | None) -> str:
@@ -94,12 +109,17 @@ def _named_elsewhere(kind: Kind, namespace: str, owner: str, container: str, por
 
 def named_ports(pod: Json) -> dict[str, int]:
     """Return a pod's named TCP ports, as Services find them: of two with one name the first."""
-    everyone = (*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or []))
     found: dict[str, int] = {}
-    for port in (port for container in everyone for port in container.get("ports") or []):
+    for port in _declared(pod):
         if port.get("name") and port.get("protocol", "TCP") == "TCP":
             found.setdefault(port["name"], port["containerPort"])
     return found
+
+
+def _declared(pod: Json) -> list[Json]:
+    """Return the ports that a pod's containers declare, those of init containers last."""
+    everyone = (*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or []))
+    return [port for container in everyone for port in container.get("ports") or []]
 
 
 def bypasses(service: Json, pod: Json, manifest: Json | None = None) -> list[Bypass]:

@@ -14,10 +14,8 @@ from carpool_operator.injector.meshes import meshes_of
 from carpool_operator.injector.reasons import Note, Reason, Skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from carpool_operator.injector.quotas import Surroundings
-    from carpool_operator.injector.resources import Resources
+    from carpool_operator.injector.resources import Resources, Written
 
 Json = dict[str, Any]
 
@@ -29,11 +27,12 @@ ADMITS = {None, "privileged"}
 """Standards that allow NET_ADMIN."""
 
 
-def is_wanted(of_pod: Mapping[str, str]) -> bool:
+def is_wanted(written: Written) -> bool:
     """Whether a pod asks for it. Raises ``Skipped``."""
-    value = of_pod.get(names.CAPTURE, "false")
+    value = written.values.get(names.CAPTURE, "false")
     if value not in {"true", "false"}:
-        raise Skipped(Reason.BAD_ANNOTATION, f'{names.CAPTURE} is {value!r}: write "true" or "false"')
+        name = written.place(names.CAPTURE)
+        raise Skipped(Reason.BAD_ANNOTATION, f'{name} is {value!r}: write "true" or "false"')
     return value == "true"
 
 

@@ -23,12 +23,12 @@ from carpool_operator.injector.containers import (
 from carpool_operator.injector.ports import port_number
 from carpool_operator.injector.quotas import UNKNOWN, fitted
 from carpool_operator.injector.reasons import Note, Reason, Skip, Skipped
-from carpool_operator.injector.resources import Resources, is_guaranteed, of_sidecar, parse_memory
+from carpool_operator.injector.resources import Resources, Written, is_guaranteed, of_sidecar, parse_memory
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Requirement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from carpool_operator.injector.quotas import Surroundings
 
@@ -111,13 +111,11 @@ def decide(
     """
     try:
         _check_wanted(pod, asked=asked)
-        written = annotations_of(pod)
-        defaults = {key: value for key, value in around.annotations.items() if key in names.OF_SIDECAR}
-        of_pod = {**defaults, **written}
-        data, admin = _ports(of_pod, settings)
+        written = Written.of(annotations_of(pod), around.annotations)
+        data, admin = _ports(written, settings)
         _check_possible(pod["spec"], data, admin)
         _check_tuned(target, settings)
-        return _in_front(pod, target, settings, of_pod, data, admin, around)
+        return _in_front(pod, target, settings, written, data, admin, around)
     except Skipped as skipped:
         return skipped.skip
 
@@ -184,23 +182,23 @@ def _in_front(
     pod: Json,
     target: Target | None,
     settings: Settings,
-    of_pod: Mapping[str, str],
+    written: Written,
     data: int,
     admin: int,
     around: Surroundings,
 ) -> Inject:
     """Choose the container and port, and the sidecar's size."""
-    spec, written = pod["spec"], annotations_of(pod)
+    spec, values = pod["spec"], written.values
     # 1. The container and port
-    model = model_container(spec, written.get(names.CONTAINER), written.get(DEFAULT_CONTAINER))
-    port, declared = model_port(model, written.get(names.PORT))
+    model = model_container(spec, values.get(names.CONTAINER), values.get(DEFAULT_CONTAINER))
+    port, declared = model_port(model, values.get(names.PORT))
     if port in {data, admin}:
         _taken(port, "the model serves on", data)
     if (why := other_protocol(model, port, declared)) is not None:
         raise Skipped(Reason.NOT_HTTP, f"port {port} of {model['name']} {why}: name one for HTTP/1.1 with {names.PORT}")
     # 2. The size: a Guaranteed pod stays Guaranteed
     notes: list[Note] = []
-    wanted = of_sidecar(of_pod, settings.resources)
+    wanted = of_sidecar(written, settings.resources)
     if is_guaranteed(spec):
         notes.append(Note.GUARANTEED_KEPT)
         wanted = wanted.guaranteed()
@@ -211,13 +209,15 @@ def _in_front(
     # 3. The largest body it batches
     held = Quantity(resources.memory // 2)
     max_body = Quantity(resources.memory // 8)
-    if names.MAX_BODY in of_pod:
-        max_body = parse_memory(names.MAX_BODY, of_pod[names.MAX_BODY], MIN_BODY)
+    if names.MAX_BODY in values:
+        max_body = parse_memory(written.place(names.MAX_BODY), values[names.MAX_BODY], MIN_BODY)
+        if names.MAX_BODY in written.defaults:
+            max_body = min(max_body, held)
         if max_body > held:
             text = f"{names.MAX_BODY} is {max_body}, more than half of the sidecar's memory, {held}: lower it"
-            raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or raise {names.MEMORY}")
+            raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or raise {written.place(names.MEMORY)}")
     # 4. How callers reach it
-    captured = capture.is_wanted(of_pod)
+    captured = capture.is_wanted(written)
     if captured and (why_not := capture.hindrance(pod, model, port, declared, settings.user, around)) is not None:
         notes.append(why_not)
         captured = False
@@ -253,19 +253,21 @@ def _taken(port: int, who: str, data: int) -> None:
     raise Skipped(Reason.PORT_TAKEN, f"{who} port {port}, the sidecar's: give that another with {annotation}")
 
 
-def _ports(of_pod: Mapping[str, str], settings: Settings) -> tuple[int, int]:
+def _ports(written: Written, settings: Settings) -> tuple[int, int]:
     """Return the sidecar's ports. Raises ``Skipped``."""
     found, given = [], []
     for name, default, value in (
         (names.DATA_PORT, settings.data_port, "data"),
         (names.ADMIN_PORT, settings.admin_port, "admin"),
     ):
-        text = of_pod.get(name, str(default))
-        given.append(name if name in of_pod else f"the chart's sidecar.ports.{value}")
+        text = written.values.get(name, str(default))
+        given.append(written.place(name) if name in written.values else f"the chart's sidecar.ports.{value}")
         number = port_number(text)
         # Lower ports need a privilege that the sidecar does not have.
         if number is None or not 1024 <= number <= 65535:
-            raise Skipped(Reason.BAD_ANNOTATION, f"{name} is {text!r}: write a number from 1024 to 65535")
+            raise Skipped(
+                Reason.BAD_ANNOTATION, f"{written.place(name)} is {text!r}: write a number from 1024 to 65535"
+            )
         found.append(number)
     if found[0] == found[1]:
         raise Skipped(Reason.BAD_ANNOTATION, f"{' and '.join(given)} are both {found[0]}: they have to differ")

@@ -71,8 +71,9 @@ REASONS = {
         "operator tunes. Or drop the annotations and the policy: the sidecar goes on tuning itself.",
     ),
     Reason.BAD_ANNOTATION: Page(
-        "An annotation of the pod template has an invalid value.",
-        "Write what the message says. The template's, not the Deployment's: changing it rolls the pods.",
+        "An annotation of the pod template has an invalid value, or one of the Namespace, as the message then says.",
+        "Write what the message says. The template's, not the Deployment's: changing it rolls the pods. After a "
+        "change on the Namespace restart the workload.",
     ),
     Reason.NO_PUBLIC_KEY: Page(
         "The injector has not read the ConfigMap `carpool-public-key` yet: a sidecar could not verify the "

@@ -38,6 +38,28 @@ _UNITS = {
 }
 
 
+class Written(NamedTuple):
+    """Annotations about a sidecar: the pod's own, and its namespace's for the others."""
+
+    values: Mapping[str, str]
+    defaults: frozenset[str] = frozenset()
+    """Names of those that are the namespace's."""
+
+    @classmethod
+    def of(cls, pod: Mapping[str, str], namespace: Mapping[str, str]) -> Written:
+        """Join the annotations of a pod and of its namespace."""
+        defaults = {name: value for name, value in namespace.items() if name in names.OF_SIDECAR and name not in pod}
+        return cls({**defaults, **pod}, frozenset(defaults))
+
+    def place(self, name: str) -> str:
+        """Return an annotation's name for a message, with where it is if that is not the pod template."""
+        return f"{name} on the Namespace" if name in self.defaults else name
+
+    def yields(self, name: str, other: str) -> bool:
+        """Whether one gives way to another that it contradicts: a default does, to the pod's own."""
+        return name in self.defaults and other in self.values and other not in self.defaults
+
+
 class Amounts(NamedTuple):
     """Amounts of one resource; ``limit`` is ``None`` where there is none."""
 
@@ -111,27 +133,28 @@ def parse_memory(name: str, text: str, least: Quantity) -> Quantity:
     return memory
 
 
-def of_sidecar(written: Mapping[str, str], default: Resources) -> Resources:
-    """Return a sidecar's resources from annotations: the pod's own, then its namespace's. Raises ``Skipped``."""
+def of_sidecar(written: Written, default: Resources) -> Resources:
+    """Return a sidecar's resources from annotations, and ``default`` for what they leave out. Raises ``Skipped``."""
+    values, place = written.values, written.place
     cpu, limit = default.cpu, default.cpu_limit
-    if names.CPU in written:
-        cpu = parse_cpu(names.CPU, written[names.CPU])
-    if names.CPU_LIMIT in written:
-        limit = parse_cpu(names.CPU_LIMIT, written[names.CPU_LIMIT])
-        if limit < cpu:
-            text = f"{names.CPU_LIMIT} is {cpu_text(limit)}, less than the request, {cpu_text(cpu)}: raise it"
-            raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or lower {names.CPU}")
+    if names.CPU in values:
+        cpu = parse_cpu(place(names.CPU), values[names.CPU])
+    if names.CPU_LIMIT in values:
+        limit = parse_cpu(place(names.CPU_LIMIT), values[names.CPU_LIMIT])
+        if limit < cpu and not written.yields(names.CPU_LIMIT, names.CPU):
+            text = f"{place(names.CPU_LIMIT)} is {cpu_text(limit)}, less than the request, {cpu_text(cpu)}: raise it"
+            raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or lower {place(names.CPU)}")
     memory, request = default.memory, default.memory_request
-    if names.MEMORY in written:
-        memory = parse_memory(names.MEMORY, written[names.MEMORY], MIN_MEMORY)
+    if names.MEMORY in values:
+        memory = parse_memory(place(names.MEMORY), values[names.MEMORY], MIN_MEMORY)
         request = Quantity(memory * default.memory_request // default.memory)
-    if names.MEMORY_REQUEST in written:
-        request = parse_memory(names.MEMORY_REQUEST, written[names.MEMORY_REQUEST], Quantity(1))
-        if request > memory:
-            text = f"{names.MEMORY_REQUEST} is {request}, more than the limit, {memory}: lower it"
-            raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or raise {names.MEMORY}")
-    # A default limit yields to a user's request.
-    return Resources(cpu, None if limit is None else max(limit, cpu), request, memory)
+    if names.MEMORY_REQUEST in values:
+        request = parse_memory(place(names.MEMORY_REQUEST), values[names.MEMORY_REQUEST], Quantity(1))
+        if request > memory and not written.yields(names.MEMORY_REQUEST, names.MEMORY):
+            text = f"{place(names.MEMORY_REQUEST)} is {request}, more than the limit, {memory}: lower it"
+            raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or raise {place(names.MEMORY)}")
+    # A default yields to what a user wrote: with a limit of 1 on the Namespace, a pod that requests 2 has a limit of 2.
+    return Resources(cpu, None if limit is None else max(limit, cpu), min(request, memory), memory)
 
 
 # ------------------------------------------------------------------------------------------------- of a pod

@@ -165,7 +165,9 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
         return Finding(FALSE, "Skipped", f"{names(alike)} of {what} can't have a sidecar: {why}")
     if missed:
         listed = names([pod.name for pod in missed])
-        return Finding(FALSE, "Missed", f"{listed} of {what} started without a sidecar: {_restart(workload)}")
+        # Where something keeps the newest template from pods, a restart does not give them a sidecar.
+        fix = workload.held_back or _restart(workload)
+        return Finding(FALSE, "Missed", f"{listed} of {what} started without a sidecar: {fix}")
     elsewhere = _elsewhere(workload, view, where)
     if elsewhere is not None:
         return elsewhere

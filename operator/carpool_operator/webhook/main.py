@@ -22,7 +22,7 @@ from carpool_operator.cluster.kube import ApiError, ConfigException, connect
 from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, DEFAULT_RESOURCES, Settings, is_secret_name
 from carpool_operator.injector.ports import port_number
 from carpool_operator.injector.reasons import Skipped
-from carpool_operator.injector.resources import of_sidecar
+from carpool_operator.injector.resources import Written, of_sidecar
 from carpool_operator.logs import set_up
 from carpool_operator.webhook import store
 from carpool_operator.webhook.certificates import Pair
@@ -146,7 +146,7 @@ def _resources(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
         names.MEMORY_REQUEST: options.sidecar_memory_request,
     }
     try:
-        return of_sidecar({key: value for key, value in written.items() if value}, DEFAULT_RESOURCES)
+        return of_sidecar(Written({key: value for key, value in written.items() if value}), DEFAULT_RESOURCES)
     except Skipped as wrong:
         parser.error(str(wrong).replace(names.PREFIX, "--"))
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from carpool_operator.workloads.kind import Json, Kind, State, controlled_by, reference
-from carpool_operator.workloads.metadata import Meta, Selector, Template
+from carpool_operator.workloads.metadata import Meta, Selector, Template, UpdateStrategy
 
 
 class _Spec(Struct, frozen=True):
     selector: Selector = Selector()
     template: Template = Template()
+    strategy: UpdateStrategy = field(default=UpdateStrategy(), name="updateStrategy")
 
 
 class _Status(Struct, frozen=True, rename="camel"):
@@ -28,11 +29,12 @@ class Raw(Struct, frozen=True):
 
 
 def state(raw: Raw) -> State:
-    """Read one. It rolls while some node has no pod of the newest template."""
+    """Read one. It rolls while some node has no pod of the newest template, unless users delete its pods."""
     spec, status = raw.spec, raw.status
-    wanted = status.desired_number_scheduled
-    rolling = status.observed_generation < raw.metadata.generation or status.updated_number_scheduled < wanted
-    return State(spec.template.annotations, str(spec.selector), wanted, rolling)
+    wanted, held_back = status.desired_number_scheduled, spec.strategy.held_back
+    behind = status.updated_number_scheduled < wanted and not held_back
+    rolling = status.observed_generation < raw.metadata.generation or behind
+    return State(spec.template.annotations, str(spec.selector), wanted, rolling, held_back=held_back)
 
 
 def owner(_: Json, by: Json) -> str | None:

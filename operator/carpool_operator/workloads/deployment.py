@@ -12,6 +12,7 @@ class _Spec(Struct, frozen=True):
     selector: Selector = Selector()
     template: Template = Template()
     replicas: int = 1
+    paused: bool = False
 
 
 class _Status(Struct, frozen=True, rename="camel"):
@@ -30,11 +31,13 @@ class Raw(Struct, frozen=True):
 
 
 def state(raw: Raw) -> State:
-    """Read one. It rolls while pods of the old template are there, or some of the new one are not."""
+    """Read one. It rolls while pods of the old template are there, or some of the new one are not, unless paused."""
     spec, status = raw.spec, raw.status
-    rolling = status.observed_generation < raw.metadata.generation
-    rolling = rolling or status.updated_replicas < max(spec.replicas, status.replicas)
-    return State(spec.template.annotations, str(spec.selector), spec.replicas, rolling, refused(status.conditions))
+    behind = status.updated_replicas < max(spec.replicas, status.replicas)
+    rolling = status.observed_generation < raw.metadata.generation or (behind and not spec.paused)
+    held_back = "its rollout is paused: resume it" if spec.paused else ""
+    no_room = refused(status.conditions)
+    return State(spec.template.annotations, str(spec.selector), spec.replicas, rolling, no_room, held_back)
 
 
 def owner(labels: Json, by: Json) -> str | None:

@@ -72,6 +72,7 @@ KIND = Kind(
         {NAME: name, COMPONENT: "predictor", "pod-template-hash": "0"},
         reference("apps/v1", "ReplicaSet", f"{name}-predictor-0"),
     ),
+    deployment="{name}-predictor",
     revision="pod-template-hash",
     templates=("spec.predictor.annotations",),
     containers=("spec.predictor.containers", "spec.predictor.model"),

@@ -23,9 +23,11 @@ class State(NamedTuple):
     replicas: int
     """Desired number of pods that may have a sidecar."""
     rolling: bool
-    """Whether a rollout is under way."""
+    """Whether a rollout is under way that ends by itself."""
     refused: str = ""
     """The API server's reason for rejecting its pods; ``""`` where it accepts them, or none is given."""
+    held_back: str = ""
+    """What keeps a new template from some pods, with the fix; ``""`` if nothing does."""
 
 
 class Kind(Struct, frozen=True, kw_only=True):
@@ -59,6 +61,8 @@ class Kind(Struct, frozen=True, kw_only=True):
     maker: tuple[str, str] | None = None
     """Kind and name of the objects whose Events report that the API server rejects its pods, the name as a pattern with
     ``name`` in braces; ``None`` if ``state`` reads that from the workload itself."""
+    deployment: str | None = None
+    """Name of the Deployment that it creates, with ``name`` in braces, if it has no scale of its own."""
     annotating: bool
     """Whether an annotation on the workload itself suffices: the webhook copies it to the template."""
     restart: str = "rollout restart {resource}"
@@ -105,6 +109,10 @@ class Kind(Struct, frozen=True, kw_only=True):
     def makes(self, name: str, kind: str, maker: str) -> bool:
         """Whether an object, by kind and name, creates the pods of the named workload."""
         return self.maker is not None and kind == self.maker[0] and fnmatchcase(maker, self.maker[1].format(name=name))
+
+    def scaled(self, name: str) -> tuple[str, str]:
+        """Return kind and name of the object that an autoscaler of the named workload refers to."""
+        return (self.name, name) if self.deployment is None else ("Deployment", self.deployment.format(name=name))
 
     @property
     def merge(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from carpool_operator.workloads.kind import Json, Kind, State, reference
-from carpool_operator.workloads.metadata import Meta, Template
+from carpool_operator.workloads.metadata import Meta, RollingUpdate, Template
 
 NAME = "leaderworkerset.sigs.k8s.io/name"
 WORKER = "leaderworkerset.sigs.k8s.io/worker-index"
@@ -20,8 +20,13 @@ class _Templates(Struct, frozen=True, rename="camel"):
     worker_template: Template = Template()
 
 
+class _RolloutStrategy(Struct, frozen=True):
+    rolling_update: RollingUpdate = field(default=RollingUpdate(), name="rollingUpdateConfiguration")
+
+
 class _Spec(Struct, frozen=True, rename="camel"):
     replicas: int = 1
+    rollout_strategy: _RolloutStrategy = _RolloutStrategy()
     templates: _Templates = field(default=_Templates(), name="leaderWorkerTemplate")
 
 
@@ -44,9 +49,12 @@ def state(raw: Raw) -> State:
     spec, status = raw.spec, raw.status
     # Versions before 0.8 do not report the observed generation.
     behind = status.observed_generation is not None and status.observed_generation < raw.metadata.generation
-    rolling = behind or status.updated_replicas < max(spec.replicas, status.replicas)
+    update, there = spec.rollout_strategy.rolling_update, max(spec.replicas, status.replicas)
+    rolling = behind or status.updated_replicas < there - update.partition
     template = spec.templates.leader_template or spec.templates.worker_template
-    return State(template.annotations, f"{NAME}={raw.metadata.name},{WORKER}=0", spec.replicas, rolling)
+    held_back = update.held_back if status.updated_replicas < there else ""
+    selector = f"{NAME}={raw.metadata.name},{WORKER}=0"
+    return State(template.annotations, selector, spec.replicas, rolling, held_back=held_back)
 
 
 def owner(labels: Json, _: Json) -> str | None:

@@ -125,6 +125,28 @@ class Condition(Struct, frozen=True):
     message: str = ""
 
 
+class UpdateStrategy(Struct, frozen=True):
+    """``updateStrategy`` of a StatefulSet or a DaemonSet."""
+
+    type: str = "RollingUpdate"
+
+    @property
+    def held_back(self) -> str:
+        """What keeps a new template from all pods; ``""`` if nothing does."""
+        return "its updateStrategy is OnDelete: delete these pods" if self.type == "OnDelete" else ""
+
+
+class RollingUpdate(Struct, frozen=True):
+    """How far a rolling update goes: pods, or groups of them, below ordinal ``partition`` keep an older template."""
+
+    partition: int = 0
+
+    @property
+    def held_back(self) -> str:
+        """What keeps a new template from some pods; ``""`` if nothing does."""
+        return f"the partition of its rolling update is {self.partition}: lower it to 0" if self.partition else ""
+
+
 def refused(conditions: Iterable[Condition]) -> str:
     """Return the API server's error for pods that a ReplicaSet could not create; ``""`` if there is none."""
     failures = (each.message for each in conditions if each.type == "ReplicaFailure" and each.status == "True")

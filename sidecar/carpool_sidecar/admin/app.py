@@ -73,8 +73,10 @@ class AdminApp:
         elif (handle := self.CHANGE.get(route)) is not None:
             if self._sidecar.changes is not None or self._admits(exchange):
                 handle(self, exchange)
-        elif exchange.path in {path for _, path in self.ROUTES}:
-            exchange.fail(405, "method", f"{exchange.path.decode('latin-1')} does not take this method")
+        elif methods := [method for method, path in self.ROUTES if path == exchange.path]:
+            allowed = b", ".join(sorted({*methods, b"HEAD"} if b"GET" in methods else methods))
+            text = f"{exchange.path.decode('latin-1')} takes {allowed.decode()} only"
+            exchange.fail(405, "method", text, [(b"allow", allowed)])
         else:
             paths = sorted({path.decode() for _, path in self.ROUTES})
             exchange.fail(404, "path", f"the admin port serves {', '.join(paths)}")

@@ -139,11 +139,12 @@ def read_v1(body: bytes, inputs: Sequence[Spec]) -> tuple[dict[str, NDArray[Any]
     if not isinstance(rows, list) or not rows:
         raise Invalid("instances: expected an array of at least one row")
     names = {spec.name for spec in inputs}
-    if isinstance(rows[0], dict) and rows[0].keys() & names:
-        try:
-            columns = {name: [row[name] for row in rows] for name in rows[0]}
-        except (KeyError, TypeError):
-            raise Invalid(f"instances: every row needs the inputs {sorted(rows[0])}, as the first one has") from None
+    first = rows[0]
+    if isinstance(first, dict) and first.keys() & names:
+        for index, row in enumerate(rows):
+            if not isinstance(row, dict) or row.keys() != first.keys():
+                raise Invalid(f"instances[{index}]: every row needs the inputs {sorted(first)} only, as the first has")
+        columns = {name: [row[name] for row in rows] for name in first}
     elif len(inputs) == 1:
         columns = {inputs[0].name: rows}
     else:
@@ -187,6 +188,8 @@ def read_v2(
             raise Invalid(f"inputs[{index}].name: the model has no input {name!r}, it has {sorted(specs)}")
         if spec.datatype != datatype:
             raise Invalid(f"inputs[{index}].datatype: {name!r} is {spec.datatype}, not {datatype}")
+        if any(size < 0 for size in shape):
+            raise Invalid(f"inputs[{index}].shape: {shape} has a negative size: send the shape of the data")
         length = tensor.parameters.get("binary_data_size")
         if length is None and tensor.data is None:
             raise Invalid(f"inputs[{index}]: shared memory is not served here: send the data")
@@ -322,8 +325,11 @@ def _from_binary(data: memoryview, spec: Spec, shape: Sequence[int]) -> NDArray[
     strings, at = [], 0
     while at < len(data):
         (length,) = struct.unpack_from("<I", data, at)
+        element = data[at + 4 : at + 4 + length]
+        if len(element) < length:  # a slice ends with the buffer, without an error
+            raise Invalid(f"{spec.name}: an element of {length} bytes, and {len(element)} bytes are left")
         try:
-            strings.append(str(data[at + 4 : at + 4 + length], "utf-8"))
+            strings.append(str(element, "utf-8"))
         except UnicodeDecodeError as error:
             raise Invalid(f"{spec.name}: an element is not UTF-8: {error}") from None
         at += 4 + length

@@ -11,6 +11,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.client.calls import Receiver
     from carpool_sidecar.http1.messages import Body, Headers
     from carpool_sidecar.http1.server.exchange import Exchange
+    from carpool_sidecar.protocols import common
     from carpool_sidecar.protocols.models import Axis
 
 MAX_THREADS = 64
@@ -133,8 +135,8 @@ class OnnxBackend:
 
     def serve(self, target: bytes, headers: Headers, body: Body, merged: bool = False) -> tuple[int, Headers, bytes]:
         """Answer one inference request; on a thread."""
-        endpoint = route(target)
-        if endpoint is None or endpoint.model != self.model or endpoint.version not in {"", VERSION}:
+        endpoint = self._endpoint(target)
+        if endpoint is None:
             return 404, [JSON], _error(f"{target.decode('latin-1')} names no model here; there is {self.model!r}")
         encoding = find(headers, b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
@@ -161,16 +163,29 @@ class OnnxBackend:
             self._log.warning("the model could not compute a batch", extra={"error": str(error)})
             return 500, [JSON], _error(f"{type(error).__name__}: {error}")
 
+    def _endpoint(self, target: bytes) -> common.Endpoint | None:
+        """Return the endpoint of inference with this model that a target names, if it does."""
+        endpoint = route(target)
+        served = endpoint is not None and endpoint.model == self.model and endpoint.version in {"", VERSION}
+        return endpoint if served else None
+
+    def methods(self, target: bytes) -> tuple[bytes, ...]:
+        """Return the methods that a target can be asked with; none if it is not served here."""
+        if self._endpoint(target) is not None:
+            return (b"POST",)
+        return (b"GET", b"HEAD") if _path(target) in self._documents() else ()
+
     def document(self, target: bytes) -> Document:
         """Answer a request about the server or its model."""
-        path = target.partition(b"?")[0].decode("latin-1")
+        path = _path(target)
         described = self._documents().get(path)
         if described is None:
             return Document(404, _error(f"{path} is not served here; the model is {self.model!r}"))
         return Document(200, msgspec.json.encode(described))
 
     def _documents(self) -> dict[str, dict[str, Any]]:
-        model, ready = self.model, {"name": self.model, "ready": True}
+        """Return what is described, by path; see `_path` for its form."""
+        model, quoted, ready = self.model, quote(self.model, safe=""), {"name": self.model, "ready": True}
         metadata = {
             "name": model,
             "versions": [VERSION],
@@ -180,7 +195,7 @@ class OnnxBackend:
         }
         return {
             "/v1/models": {"models": [model]},
-            f"/v1/models/{model}": ready,
+            f"/v1/models/{quoted}": ready,
             "/v2": {
                 "name": "carpool",
                 "version": version("carpool-serving"),
@@ -188,10 +203,10 @@ class OnnxBackend:
             },
             "/v2/health/live": {"live": True},
             "/v2/health/ready": {"ready": True},
-            f"/v2/models/{model}": metadata,
-            f"/v2/models/{model}/versions/{VERSION}": metadata,
-            f"/v2/models/{model}/ready": ready,
-            f"/v2/models/{model}/versions/{VERSION}/ready": ready,
+            f"/v2/models/{quoted}": metadata,
+            f"/v2/models/{quoted}/versions/{VERSION}": metadata,
+            f"/v2/models/{quoted}/ready": ready,
+            f"/v2/models/{quoted}/versions/{VERSION}/ready": ready,
         }
 
     def _run(self, arrays: dict[str, Any], names: list[str], *, pad: bool) -> dict[str, Any]:
@@ -231,8 +246,11 @@ class Local:
     def request(self) -> None:
         """Answer."""
         exchange = self._exchange
-        if exchange.method not in {b"GET", b"HEAD"}:
-            exchange.fail(405, "method", "this is answered to GET only")
+        methods = self._backend.methods(exchange.target)
+        if methods and exchange.method not in methods:
+            allowed = b", ".join(methods)
+            text = f"{exchange.path.decode('latin-1')} takes {allowed.decode()} only"
+            exchange.fail(405, "method", text, [(b"allow", allowed)])
             return
         document = self._backend.document(exchange.target)
         exchange.respond(document.status, [JSON], document.body)
@@ -253,6 +271,15 @@ def _first(value: Any) -> Dimension:  # noqa: ANN401 - the runtime publishes no 
         return Dimension(value.name, None, None, scalar=True)
     size = value.shape[0]
     return Dimension(value.name, size, None) if isinstance(size, int) else Dimension(value.name, None, size)
+
+
+def _path(target: bytes) -> str:
+    """Return a target's path in one form: clients may write `a+b` as `a%2Bb`, and the resolver does.
+
+    Segment by segment, so that an encoded `/` stays part of a name.
+    """
+    path = target.partition(b"?")[0].decode("latin-1")
+    return "/".join(quote(unquote(segment), safe="") for segment in path.split("/"))
 
 
 def _error(text: str) -> bytes:

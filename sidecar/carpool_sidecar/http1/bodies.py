@@ -11,8 +11,9 @@ from carpool_sidecar.http1.parsing import FIELD_TEXT, IN_CHUNKS, TOKEN, HttpErro
 if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Buffer
 
-# 15 hexadecimal digits are an exabyte; more could overflow a server behind this proxy.
-_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;" + FIELD_TEXT + rb")?")
+# 15 hexadecimal digits are an exabyte; more could overflow a server behind this proxy. Whitespace before an extension
+# has to be accepted (RFC 9112, 7.1.1); extensions are not passed on.
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;" + FIELD_TEXT + rb")?")
 _TRAILER = re.compile(TOKEN + rb":" + FIELD_TEXT)
 _LONGEST_CHUNK_LINE = 1024
 _LONGEST_TRAILERS = 8192
@@ -26,7 +27,8 @@ LARGE = 4 * 1024 * 1024
 class ChunkedDecoder:
     """Decodes a chunked body (RFC 9112, 7.1) without copying; chunk extensions and trailers are dropped.
 
-    Strict: CR LF ends every line, a size is hexadecimal digits and nothing else, a trailer is a well-formed field line.
+    Strict: CR LF ends every line, a size is hexadecimal digits with an extension or nothing behind it, a trailer is a
+    well-formed field line.
     """
 
     __slots__ = ("_line", "_remaining", "_trailers", "done")

@@ -36,12 +36,16 @@ class Stage(StrEnum):
 
 
 class Refused(Exception):  # noqa: N818 - an answer, no fault of this program
-    """The store refuses a request. ``status`` and ``reason`` go to the caller; the text names the option, if any."""
+    """The store refuses a request. ``status`` and ``reason`` go to the caller; the text names the option, if any.
 
-    def __init__(self, status: int, reason: str, text: str) -> None:
+    ``methods``: with a 405, those that the path takes.
+    """
+
+    def __init__(self, status: int, reason: str, text: str, methods: str = "") -> None:
         super().__init__(text)
         self.status = status
         self.reason = reason
+        self.methods = methods
 
 
 def path_of(target: str) -> str:

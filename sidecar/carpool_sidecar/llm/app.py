@@ -199,5 +199,5 @@ class EngineApp:
 
 def _refuse(exchange: Exchange, status: int, message: str, kind: str, param: str | None = None) -> None:
     code = "model_not_found" if param == "model" else None
-    headers = [_JSON, (b"retry-after", b"2")] if status == 503 else [_JSON]
-    exchange.respond(status, headers, msgspec.json.encode(error_body(message, param, kind, code)))
+    headers = {503: [(b"retry-after", b"2")], 405: [(b"allow", b"POST")]}.get(status, [])
+    exchange.respond(status, [_JSON, *headers], msgspec.json.encode(error_body(message, param, kind, code)))

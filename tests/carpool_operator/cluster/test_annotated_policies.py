@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from msgspec.structs import replace
 from things import DEPLOYMENT, POLICY, as_kept, deployment, policy
 
 from carpool_operator.api.model import Namespace
@@ -51,7 +52,7 @@ def test_what_a_mutating_policy_alters_is_not_written_again_and_again():
     owned = AnnotatedPolicies()
     (wish,) = owned.plan(asked, there).keep
     (kept,) = there
-    owned.kept(wish, kept.spec)
+    owned.kept(wish, kept)
     plan = owned.plan(asked, there)
     assert plan.keep == []
     ((_, told),) = plan.events
@@ -62,7 +63,7 @@ def test_what_a_mutating_policy_alters_is_not_written_again_and_again():
     other["spec"]["slo"]["latency"]["p99"] = "70ms"
     assert owned.plan(asked, policies(other)).keep
     # And once it comes through, all is well.
-    owned.kept(wish, wish.spec)
+    owned.kept(wish, replace(kept, spec=wish.spec))
     assert owned.plan(asked, there).keep
 
 
@@ -73,6 +74,17 @@ def test_one_that_nobody_asks_for_any_more_goes():
         plan = AnnotatedPolicies().plan(workloads, there)
         assert [each.name for each in plan.drop] == ["deployment-web"]
         assert plan.keep == []
+
+
+def test_a_policy_stays_while_its_workload_s_kind_can_not_be_listed():
+    """An unlisted workload may exist. If it does not, the API server deletes the policy that it owned."""
+    there = policies(policy("deployment-web", **ANNOTATED))
+
+    for listed in (set(), {("StatefulSet", "ns")}, {("Deployment", "b")}):
+        plan = AnnotatedPolicies().plan([], there, lists=lambda *which, listed=listed: which in listed)
+        assert plan == ([], [], [])
+    plan = AnnotatedPolicies().plan([], there, lists=lambda *which: which == ("Deployment", "ns"))
+    assert [each.name for each in plan.drop] == ["deployment-web"]
 
 
 def test_a_typo_in_the_pod_template_is_reported_and_the_policy_stays():
@@ -140,6 +152,48 @@ def test_a_copy_of_one_is_its_maker_s_own():
 
     assert AnnotatedPolicies().plan([workload(slo_p99="50ms")], there) == ([], [], [])
     assert [each.name for each in AnnotatedPolicies().plan([], there).drop] == ["deployment-web"]
+
+
+LABEL = {"labels": ANNOTATED["labels"]}
+
+
+def test_one_that_lost_its_owner_follows_the_annotations_again():
+    """``kubectl delete --cascade=orphan`` and a new workload of that name: the usual way to change immutable fields."""
+    there = policies(policy("deployment-web", **LABEL))
+
+    for p99 in ("50ms", "80ms"):
+        plan = AnnotatedPolicies().plan([workload(slo_p99=p99)], there)
+        assert [str(each.spec.slo.latency.p99) for each in plan.keep] == [p99]
+        assert (plan.drop, plan.events) == ([], [])
+    for workloads in ([workload()], []):
+        assert [each.name for each in AnnotatedPolicies().plan(workloads, there).drop] == ["deployment-web"]
+
+
+def test_one_whose_owner_is_taken_away_at_every_write_is_not_written_again_and_again():
+    asked, (there,) = [workload(slo_p99="50ms")], policies(policy("deployment-web", **LABEL))
+    owned = AnnotatedPolicies()
+    (wish,) = owned.plan(asked, policies(policy("deployment-web", **LABEL))).keep
+    owned.kept(wish, there)
+
+    plan = owned.plan(asked, policies(policy("deployment-web", **LABEL)))
+
+    assert plan.keep == []
+    assert [event.reason for _, event in plan.events] == ["PolicyAltered"]
+
+
+async def test_the_owner_that_was_lost_is_written_again(api, writer):
+    wanted = as_kept(DEPLOYMENTS, api.put(*DEPLOYMENT, deployment(annotations={"carpool.dev/slo-p99": "50ms"})))
+    orphan = as_kept(RawPolicy, api.put(*POLICY, policy("deployment-web", **LABEL)))
+    cache = Cache()
+    cache.put(Key("ns", "deployment-web"), 1, orphan)
+    (wish,) = AnnotatedPolicies().plan([wanted], cache).keep
+
+    answer = KINDS[POLICIES].kept.one.decode(await keep(writer, wish)).policy()
+
+    assert answer.uid == orphan.uid
+    assert (orphan.orphaned, answer.orphaned) == (True, False)
+    (owner,) = api.get(*POLICY, "deployment-web")["metadata"]["ownerReferences"]
+    assert (owner["uid"], owner["controller"]) == (wanted.uid, True)
 
 
 async def test_what_is_written_is_what_was_wanted_and_owned(api, writer):

@@ -185,6 +185,23 @@ def names(fleet):
     return {target: str(each) for target, each in fleet.autoscalers().items()}
 
 
+def test_an_autoscaler_of_a_deployment_that_kserve_created_follows_the_inference_service():
+    fleet = Fleet(lambda: 1.0)
+    meta = {"namespace": "ns", "uid": "u", "resourceVersion": "1", "creationTimestamp": "2026-11-21T12:00:00Z"}
+    service = {"metadata": {**meta, "name": "bert"}, "spec": {"predictor": {}}}
+    deployment = {**NAMED, "name": "bert-predictor"}
+    scaler = {"metadata": {**meta, "name": "bert"}, "spec": hpa(metric("carpool_load"), to=deployment)["spec"]}
+    for kind in ("inferenceservices", HPAS):
+        fleet.found(kind, there=True)
+    fleet.handle_event(HPAS, False, scaler)
+    assert names(fleet) == {Target("ns", "Deployment", "bert-predictor"): "HorizontalPodAutoscaler/bert"}
+    fleet.handle_event("inferenceservices", False, service)
+    assert names(fleet) == {Target("ns", "InferenceService", "bert"): "HorizontalPodAutoscaler/bert"}
+    # One that KServe did not create is a workload of its own.
+    fleet.handle_event("deployments", False, {"metadata": {**meta, "name": "bert-predictor"}})
+    assert names(fleet) == {Target("ns", "Deployment", "bert-predictor"): "HorizontalPodAutoscaler/bert"}
+
+
 async def test_they_are_followed_and_a_cluster_may_be_without_keda(api, monkeypatch, caplog):
     monkeypatch.setattr(watching, "RARELY", 1e-3)
     fleet, kube, loop = Fleet(lambda: 1.0), api.kube(), asyncio.get_running_loop()

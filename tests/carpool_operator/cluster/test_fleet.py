@@ -208,6 +208,147 @@ async def test_a_kind_comes_and_goes_with_its_crd(api, fleet, sync, late):
     assert list(fleet.workloads()) == []
 
 
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_kind_that_can_not_be_listed_in_one_namespace_stays_in_the_others(kube, api, fleet, status):
+    api.absent.discard("rollouts")
+    a, b = Target("a", "Rollout", "web"), Target("b", "Rollout", "web")
+    for target in (a, b):
+        api.put(*ROLLOUT, rollout(), target.namespace)
+    sync = Sync(
+        kube, fleet, ["a", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
+        log=logging.getLogger("test"), random=Quick(),
+    )  # fmt: skip
+    assert not fleet.lists_workloads("Rollout", "a")
+    await sync.once()
+    assert [fleet.lists_workloads("Rollout", each) for each in "ab"] == [True, True]
+
+    api.fail("GET /apis/argoproj.io/v1alpha1/namespaces/b", status)
+    await sync.once()
+
+    assert [each.target for each in fleet.workloads()] == [a]
+    assert [fleet.lists_workloads("Rollout", each) for each in "ab"] == [True, False], "that of b may exist"
+    assert "rollouts" in fleet.present
+
+    await sync.once()
+    assert {each.target for each in fleet.workloads()} == {a, b}
+    assert fleet.lists_workloads("Rollout", "b")
+
+
+@pytest.fixture
+def of_two(kube, fleet):
+    """Lists two namespaces by name."""
+    return Sync(
+        kube, fleet, ["a", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
+        log=logging.getLogger("test"), random=Quick(),
+    )  # fmt: skip
+
+
+def populate(api):
+    for namespace in "ab":
+        api.put(*POLICY, policy(), namespace)
+        api.put(*DEPLOYMENT, deployment(), namespace)
+        api.put(*POD, pod(), namespace)
+
+
+def places(fleet):
+    """The namespaces of the known policies, pods, and workloads."""
+    kept = (fleet.policies, fleet.pods, (each.target for each in fleet.workloads()))
+    return [{each.namespace for each in objects} for objects in kept]
+
+
+async def test_a_namespace_that_can_not_be_read_is_left_out_and_the_others_go_on(api, fleet, of_two, caplog):
+    """It was deleted, and its Role with it."""
+    populate(api)
+    await of_two.once()
+    assert places(fleet) == [{"a", "b"}] * 3
+    of_two.kinds_changed.clear()
+    late = api.put(*DEPLOYMENT, deployment("late"), "b")
+
+    api.close("b")
+    api.put(*POLICY, policy("q"), "a")
+    for _ in range(3):
+        await of_two.once()
+        fleet.handle_event(DEPLOYMENT[1], False, late)
+
+    assert of_two.ok.is_set()
+    assert places(fleet) == [{"a"}] * 3
+    assert len(fleet.policies) == 2
+    assert of_two.kinds_changed.is_set(), "kopf would end"
+    assert fleet.followed()[1] == ["a"]
+    assert {place[1] for place in fleet.unheard} == {"a"}
+    said = [(each.message, each.namespace, each.status) for each in caplog.records if each.levelname == "WARNING"]
+    assert said == [("a namespace can't be read, and is left out until it can", "b", 403)]
+
+    api.closed.clear()
+    of_two.kinds_changed.clear()
+    await of_two.once()
+
+    assert places(fleet) == [{"a", "b"}] * 3
+    assert of_two.kinds_changed.is_set()
+    assert sorted(fleet.followed()[1]) == ["a", "b"]
+    fleet.handle_event(DEPLOYMENT[1], True, late)
+    assert fleet.workload(Target("b", "Deployment", "late")) is None
+
+
+async def test_an_operator_starts_though_a_namespace_is_gone(api, fleet, of_two):
+    populate(api)
+    api.close("a")
+
+    await of_two.once()
+
+    assert fleet.synced
+    assert of_two.ok.is_set()
+    assert places(fleet) == [{"b"}] * 3
+
+
+async def test_a_namespace_where_one_kind_is_refused_is_left_out_as_a_whole(api, fleet, of_two):
+    """Without its policies, an annotated workload would seem to have none."""
+    populate(api)
+    api.fail("GET /apis/carpool.dev/v1alpha1/namespaces/a/", 403)
+    await of_two.once()
+    assert places(fleet) == [{"b"}] * 3
+
+    api.fail("GET /apis/apps/v1/namespaces/b/statefulsets", 404)
+    await of_two.once()
+    assert places(fleet) == [{"a"}] * 3
+
+
+async def test_where_no_namespace_can_be_read_the_list_fails_and_nothing_is_forgotten(api, fleet, of_two):
+    populate(api)
+    await of_two.once()
+    api.close("a")
+    api.close("b")
+
+    with pytest.raises(ApiError):
+        await of_two.once()
+
+    assert places(fleet) == [{"a", "b"}] * 3
+
+
+async def test_a_kind_that_is_refused_in_one_namespace_is_not_watched_by_kopf(api, fleet, of_two):
+    """kopf watches every kind in every namespace, and ends where it may not. This kind is listed only."""
+    api.absent.discard("rollouts")
+    for number in range(5):
+        api.fail("GET /apis/argoproj.io/v1alpha1/namespaces/b", 403)
+        api.put(*ROLLOUT, rollout(f"web-{number}"), "a")
+        await of_two.once()
+
+    kinds, namespaces = fleet.followed()
+    assert "rollouts" not in kinds
+    assert sorted(namespaces) == ["a", "b"]
+    assert len(list(fleet.workloads())) == 5
+    assert not any(fleet.unheard.values()), "no events of it could have come"
+
+    await of_two.once()
+    assert "rollouts" in fleet.followed()[0]
+
+
+async def test_a_kind_that_this_version_does_not_know_is_not_listed(fleet, sync):
+    await sync.once()
+
+    assert not fleet.lists_workloads("Job", "ns")
+
+
 async def test_a_kind_without_a_right_to_it_is_as_good_as_absent(api, fleet, sync):
     api.absent.discard("rollouts")
     api.fail("GET /apis/argoproj.io", 403)

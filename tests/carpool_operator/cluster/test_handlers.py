@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import kubernetes.client
 import pytest
 from things import DEPLOYMENT, POLICY, deployment, policy
 from times import Quick
 
-from carpool_operator.cluster.fleet import Fleet
+from carpool_operator.cluster.fleet import Fleet, Sync
 from carpool_operator.cluster.handlers import Kopf, credentials, settings
 from carpool_operator.cluster.kube import Kube
 
@@ -29,11 +30,26 @@ async def sync():
 
 
 @pytest.fixture
-async def running(api, sync):
+def namespaces():
+    return [None]
+
+
+@pytest.fixture
+async def lists(api, kube, namespaces):
+    """Fills the fleet that kopf reports to."""
+    clock = asyncio.get_running_loop().time
+    return Sync(
+        kube, Fleet(clock), namespaces, interval=1.0, found=lambda *_: None, clock=clock,
+        log=logging.getLogger("test"), random=Quick(),
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def running(api, sync, lists):
     """Run kopf; gives the fleet that it reports to."""
-    kube = api.kube()
-    fleet = Fleet(asyncio.get_running_loop().time)
-    task = asyncio.create_task(Kopf(kube, fleet, sync, [None], random=Quick()).run())
+    kube, fleet = api.kube(), lists._fleet
+    await lists.once()
+    task = asyncio.create_task(Kopf(kube, fleet, sync, random=Quick()).run())
     yield fleet
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -48,8 +64,9 @@ def watched(api):
 
 async def test_policies_and_workloads_are_watched_and_nothing_is_written(api, running):
     api.put(*POLICY, policy("early"))
-    await api.until(lambda: len(api.watchers) == 5)
-    assert watched(api) == {"batchingpolicies", "deployments", "statefulsets", "daemonsets", "replicasets"}
+    await api.until(lambda: len(api.watchers) == 6)
+    workloads = {"deployments", "statefulsets", "daemonsets", "replicasets"}
+    assert watched(api) == {"namespaces", "batchingpolicies", *workloads}
     api.put(*POLICY, policy("late"))
     api.put(*DEPLOYMENT, deployment(annotations={"carpool.dev/slo-p99": "50ms"}))
     await api.until(lambda: len(running.policies) == 2 and len(list(running.workloads())) == 1)
@@ -61,7 +78,7 @@ async def test_policies_and_workloads_are_watched_and_nothing_is_written(api, ru
 
 
 async def test_where_it_gives_up_it_is_started_again_after_a_list(api, running, sync):
-    await api.until(lambda: len(api.watchers) == 5)
+    await api.until(lambda: len(api.watchers) == 6)
     # Not 410: kopf takes that for the end of the operator.
     for watcher in list(api.watchers):
         watcher.queue.put_nowait({"type": "ERROR", "object": {"code": 500, "message": "etcd is gone"}})
@@ -74,10 +91,10 @@ async def test_where_it_gives_up_it_is_started_again_after_a_list(api, running, 
     await api.until(lambda: len(running.policies) == 1)
 
 
-async def test_a_kind_that_comes_is_watched_and_one_that_goes_is_not(api, running, sync):
-    await api.until(lambda: len(api.watchers) == 5)
+async def test_a_kind_that_comes_is_watched_and_one_that_goes_is_not(api, running, sync, lists):
+    await api.until(lambda: len(api.watchers) == 6)
     api.absent.discard("rollouts")
-    running.found("rollouts", there=True)
+    await lists.once()
     sync.kinds_changed.set()
     async with asyncio.timeout(20):
         await sync.doubted.wait()
@@ -87,13 +104,32 @@ async def test_a_kind_that_comes_is_watched_and_one_that_goes_is_not(api, runnin
     assert not sync.kinds_changed.is_set()
 
     api.absent.add("rollouts")
-    running.found("rollouts", there=False)
+    await lists.once()
     sync.doubted.clear()
     sync.kinds_changed.set()
     async with asyncio.timeout(20):
         await sync.doubted.wait()
     sync.ok.set()
     await api.until(lambda: watched(api) and "rollouts" not in watched(api))
+
+
+@pytest.mark.parametrize("namespaces", [["a", "b"]])
+async def test_a_namespace_that_is_gone_stops_no_watch_of_the_others(api, running, sync, lists):
+    await api.until(lambda: len(api.watchers) == 10)
+    assert {each.namespace for each in api.watchers} == {"a", "b"}
+    api.close("b")
+    await lists.once()
+    sync.kinds_changed.set()
+    async with asyncio.timeout(20):
+        await sync.doubted.wait()
+    sync.doubted.clear()
+    sync.ok.set()
+
+    await api.until(lambda: len(api.watchers) == 5)
+    assert {each.namespace for each in api.watchers} == {"a"}
+    api.put(*POLICY, policy(), "a")
+    await api.until(lambda: len(running.policies) == 1)
+    assert not sync.doubted.is_set()
 
 
 def test_it_never_writes_and_looks_for_nothing_more():

@@ -115,6 +115,40 @@ def test_a_policy():
     assert (kept.error, kept.annotated, kept.paused, kept.status) == ("", False, True, {})
 
 
+LABEL = {"labels": {"carpool.dev/annotated": "true"}}
+CONTROLLER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "u", "controller": True}
+
+
+def made_for(body):
+    kept = as_kept(RawPolicy, body)
+    return kept.made_for and str(kept.made_for), kept.orphaned
+
+
+def test_the_workload_that_a_policy_is_kept_for_is_its_owner_or_its_only_target():
+    owned = {**LABEL, "ownerReferences": [CONTROLLER]}
+
+    assert made_for(policy("deployment-web", **owned)) == ("ns/Deployment/web", False)
+    assert made_for(policy("deployment-web", **LABEL)) == ("ns/Deployment/web", True)
+    gitops = {**LABEL, "ownerReferences": [{**CONTROLLER, "kind": "Application", "controller": False}]}
+    assert made_for(policy("deployment-web", **gitops)) == ("ns/Deployment/web", True)
+
+
+def test_a_policy_of_a_user_is_kept_for_no_workload():
+    by_hand = policy("deployment-web")
+    another_name = policy("web", **LABEL)
+    another_target = policy("deployment-web", "other", **LABEL)
+    of_another = policy("deployment-web", **LABEL, ownerReferences=[{**CONTROLLER, "name": "other"}])
+    two_targets = policy("deployment-web", **LABEL)
+    two_targets["spec"]["targetRefs"].append({"kind": "Deployment", "name": "other"})
+    selecting = policy("deployment-web", **LABEL)
+    selecting["spec"] |= {"targetSelector": {"matchLabels": {"app": "web"}}}
+    unreadable = policy("deployment-web", **LABEL)
+    unreadable["spec"]["slo"] = {"latency": {"p99": "fast"}}
+
+    for body in (by_hand, another_name, another_target, of_another, two_targets, selecting, unreadable):
+        assert made_for(body) == (None, False)
+
+
 def test_a_policy_that_can_not_be_read_says_why():
     body = policy()
     body["spec"]["slo"] = {"latency": {"p99": "fast"}}

@@ -86,6 +86,27 @@ async def test_one_that_expired_is_not_gone_on_from(api, maps, signer):
     assert maps.change(TARGET, WALL + 100) is None
 
 
+async def test_those_of_a_namespace_that_can_not_be_read_stay_as_they_were(api, maps, signer):
+    await maps.write(TARGET, published(signer), owner(api))
+    elsewhere = {
+        **api.get(*CONFIG_MAP, KEY.name),
+        "metadata": {"name": "other", "labels": {"carpool.dev/change": "true"}},
+    }
+    api.put(*CONFIG_MAP, elsewhere, "b")
+    api.close("ns")
+    api.put(*CONFIG_MAP, {**elsewhere, "metadata": {**elsewhere["metadata"], "name": "new"}}, "b")
+
+    await maps.read(["ns", "b"])
+
+    assert sorted(maps.keys()) == [Key("b", "new"), Key("b", "other"), KEY]
+    assert maps.change(TARGET, WALL) == change()
+    api.close("b")
+    with pytest.raises(ApiError):
+        await maps.read(["ns", "b"])
+    with pytest.raises(ApiError):
+        await maps.read(["b"])
+
+
 async def test_another_owner_is_a_difference(api, maps, signer):
     await maps.write(TARGET, published(signer), owner(api))
 

@@ -79,6 +79,17 @@ def test_pods_with_sidecars_by_hand_that_never_had_a_policy_are_left_alone():
     assert releases.due(100.0, by_hand, set(), set())
 
 
+def test_targets_that_are_gone_are_forgotten():
+    releases = Releases()
+    for number in range(100):
+        preview = Target("ci", "Deployment", f"pr-{number}")
+        releases.due(float(number), {}, {WEB, preview}, ())
+        releases.forget(lambda target: target not in {WEB, preview})  # noqa: B023 - called at once
+        assert releases.had(preview)
+    assert [target for target in (WEB, Target("ci", "Deployment", "pr-0")) if releases.had(target)] == [WEB]
+    assert len(releases._had) == 2
+
+
 def test_in_a_namespace_with_an_unreadable_policy_nothing_is_due():
     releases = Releases()
     releases.due(0.0, pods(), {WEB}, {"ns"})

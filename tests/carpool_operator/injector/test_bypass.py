@@ -6,17 +6,17 @@ import shlex
 import pytest
 
 from carpool_operator.api.model import Target
-from carpool_operator.injector.bypass import bypasses
+from carpool_operator.injector.bypass import NAMES, bypasses, named_ports
 from carpool_operator.injector.decide import Settings, decide
 from carpool_operator.injector.patch import patch
 from carpool_operator.workloads.registry import BY_NAME
 
 
-def injected(*ports, **annotations):
+def injected(*ports, spec=None, **annotations):
     written = {"carpool.dev/inject": "true", **{f"carpool.dev/{name}": value for name, value in annotations.items()}}
     pod = {
         "metadata": {"labels": {"app": "resnet"}, "annotations": written},
-        "spec": {"containers": [{"name": "server", "ports": list(ports)}]},
+        "spec": spec or {"containers": [{"name": "server", "ports": list(ports)}]},
     }
     settings = Settings(image="i", version="1", public_key="ab" * 32)
     decision = decide(pod, Target("models", "Deployment", "resnet"), settings)
@@ -73,6 +73,38 @@ def test_a_port_without_a_name_gets_one_first():
         )
         assert then == "kubectl -n models rollout status deployment/resnet"
         assert "patch service resnet" in last
+
+
+HTTP = {"name": "http", "containerPort": 8081}
+GATEWAY, PROXY = {"name": "gateway", "ports": [HTTP]}, {"name": "proxy", "restartPolicy": "Always", "ports": [HTTP]}
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "name"),
+    [
+        ([], {"containers": [GATEWAY]}, "http-model"),
+        ([], {"initContainers": [PROXY]}, "http-model"),
+        ([HTTP], {}, "http-model"),
+        # The API server refuses a name twice in one container, whatever the protocols.
+        ([{**HTTP, "protocol": "UDP"}], {}, "http-model"),
+        ([HTTP, {"name": "http-model", "containerPort": 8082}], {}, "http-carpool"),
+        ([{"name": name, "containerPort": 8081} for name in (*NAMES, "http-2")], {}, "http-3"),
+    ],
+)
+def test_a_port_without_a_name_gets_one_that_no_port_of_the_pod_has(own, others, name):
+    def pod(**named):
+        server = {"name": "server", "ports": [{"containerPort": 9000, **named}, *own]}
+        containers = [*others.get("containers", ()), server]
+        return injected(container="server", port="9000", spec={**others, "containers": containers})
+
+    (found,) = bypasses(service({"port": 80, "targetPort": 9000}), pod())
+    assert found.name == name
+    assert f'"name":"{name}"' in found.command
+    assert f'"value":"{name}"' in found.command
+
+    done = pod(name=name)
+    assert bypasses(service({"port": 80, "targetPort": name}), done) == []
+    assert named_ports(done)[name] == 14080
 
 
 SERVER = {"name": "server", "image": "i"}

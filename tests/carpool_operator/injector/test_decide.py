@@ -32,6 +32,12 @@ def port(*annotation, ports=(HTTP,), **container):
     return decision.port if isinstance(decision, Inject) else decision.reason
 
 
+def decided(namespace, own):
+    """Decide on a pod and its namespace, with our annotations by their last names."""
+    of_namespace, of_pod = ({f"carpool.dev/{name}": value for name, value in each.items()} for each in (namespace, own))
+    return decide(pod(annotations=of_pod), TARGET, SETTINGS, around=Surroundings(of_namespace))
+
+
 SKIPPED = {
     Reason.DISABLED: pod(annotations={"carpool.dev/inject": "false"}),
     Reason.ALREADY_INJECTED: pod(spec={"initContainers": [{"name": "carpool"}]}),
@@ -102,6 +108,52 @@ def test_ports_that_are_the_same_are_named_by_where_they_come_from(annotations, 
     written = {f"carpool.dev/{name}": value for name, value in annotations.items()}
     decision = decide(pod(annotations=written), TARGET, structs.replace(SETTINGS, **chart))
     assert decision.message.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "own", "becomes"),
+    [
+        ({"sidecar-cpu-limit": "1"}, {"sidecar-cpu": "2"}, {"cpu": (2000, 2000)}),
+        ({"sidecar-cpu-limit": "1"}, {"sidecar-cpu": "250m"}, {"cpu": (250, 1000)}),
+        ({"sidecar-cpu": "1", "sidecar-cpu-limit": "1"}, {"sidecar-cpu": "2"}, {"cpu": (2000, 2000)}),
+        ({"sidecar-memory": "1Gi", "sidecar-memory-request": "512Mi"}, {"sidecar-memory": "256Mi"},
+         {"memory": (256 * MI, 256 * MI)}),
+        ({"sidecar-memory-request": "256Mi"}, {"sidecar-memory": "1Gi"}, {"memory": (256 * MI, 1024 * MI)}),
+        # A value that the pod overrides need not be valid.
+        ({"sidecar-cpu": "much"}, {"sidecar-cpu": "2"}, {"cpu": (2000, None)}),
+    ],
+)  # fmt: skip
+def test_a_namespace_s_default_yields_to_the_pod_s_own(namespace, own, becomes):
+    found = decided(namespace, own)
+    assert {name: found.resources.named()[name] for name in becomes} == becomes
+
+
+@pytest.mark.parametrize(
+    ("memory", "own", "limit"), [("1Gi", {}, 256), ("256Mi", {}, 128), ("1Gi", {"sidecar-memory": "256Mi"}, 128)]
+)
+def test_a_namespace_s_largest_body_is_one_that_the_memory_holds(memory, own, limit):
+    assert decided({"max-body": "256Mi", "sidecar-memory": memory}, own).max_body == limit * MI
+
+
+@pytest.mark.parametrize(
+    ("namespace", "own", "said"),
+    [
+        ({"sidecar-cpu": "much"}, {}, "sidecar-cpu on the Namespace is 'much'"),
+        ({"sidecar-memory": "1Mi"}, {}, "sidecar-memory on the Namespace is 1Mi"),
+        ({"capture": "yes"}, {}, "capture on the Namespace is 'yes'"),
+        ({"max-body": "1"}, {}, "max-body on the Namespace is 1"),
+        ({"data-port": "9"}, {}, "data-port on the Namespace is '9'"),
+        ({"data-port": "2000"}, {"admin-port": "2000"},
+         "data-port on the Namespace and carpool.dev/admin-port are both 2000"),
+        ({"sidecar-cpu": "2", "sidecar-cpu-limit": "1"}, {}, "sidecar-cpu-limit on the Namespace is 1, less than"),
+        ({"sidecar-cpu": "2"}, {"sidecar-cpu-limit": "1"},
+         "sidecar-cpu-limit is 1, less than the request, 2: raise it, or lower carpool.dev/sidecar-cpu on the Names"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_where_it_is(namespace, own, said):
+    found = decided(namespace, own)
+    assert found.reason == Reason.BAD_ANNOTATION
+    assert found.message.startswith(f"carpool.dev/{said}")
 
 
 CALL = {"httpGet": {"path": "/", "port": 14090}}

@@ -102,6 +102,19 @@ def test_pods_that_were_missed_are_named_with_the_command():
     assert world.reasons().count("Missed") == 1
 
 
+def test_missed_pods_that_a_restart_would_not_reach_are_named_with_what_does():
+    world = World(pods=2)
+    settle(world)
+    world.workload = workload_of(held_back="its rollout is paused: resume it")
+    world.missed = (Missed("resnet-8"),)
+    settle(world)
+    assert programmed(world) == (
+        "False",
+        "Missed",
+        "resnet-8 of Deployment resnet started without a sidecar: its rollout is paused: resume it",
+    )
+
+
 def test_skipped_pods_are_named_with_the_reason_and_without_advice_to_restart():
     world = World(pods=1)
     settle(world)

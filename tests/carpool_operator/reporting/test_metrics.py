@@ -34,7 +34,7 @@ def test_policies_say_what_their_targets_need_and_how_busy_they_are():
         "utilization": 0.8, "lowestUtilization": 0.5, "requestsPerSecond": 100.0,
     }  # fmt: skip
     policy = Policy(
-        namespace="shop", name="resnet", uid="u", generation=1, created=0.0, annotated=False, spec=None, error="",
+        namespace="shop", name="resnet", uid="u", generation=1, created=0.0, spec=None, error="",
         status={"capacity": [capacity]},
     )  # fmt: skip
     metrics = Metrics()
@@ -60,7 +60,7 @@ def test_policies_say_their_slo_conditions_and_last_decision():
         "lastDecision": {"action": "Applied", "reason": "LessDeviceTime", "at": "2026-01-01T00:00:00Z"},
     }
     spec = read_policy({"spec": {"targetRefs": [{"name": "a"}], "slo": {"latency": {"p50": "5ms", "p99": "50ms"}}}})
-    common = {"namespace": "shop", "uid": "u", "generation": 1, "created": 0.0, "annotated": False}
+    common = {"namespace": "shop", "uid": "u", "generation": 1, "created": 0.0}
     known = [
         Policy(**common, name="resnet", spec=spec, error="", status=status),
         Policy(**common, name="new", spec=None, error="wrong", status={}),

@@ -106,7 +106,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "spec", "status", "selector", "replicas"), CASES)
 def test_its_state(kind, spec, status, selector, replicas):
-    assert read(kind, spec, status) == ({"carpool.dev/inject": "true"}, selector, replicas, False, "")
+    assert read(kind, spec, status) == ({"carpool.dev/inject": "true"}, selector, replicas, False, "", "")
 
 
 ROLLING = [
@@ -127,6 +127,51 @@ def test_a_rollout_is_under_way(kind, change):
     _, spec, status, _, _ = next(case for case in CASES if case[0] == kind)
 
     assert read(kind, spec, {**status, **change}).rolling
+
+
+ON_DELETE = {"updateStrategy": {"type": "OnDelete"}}
+
+
+def partition(last):
+    return {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": last}}}
+
+
+def groups(last):
+    return {"rolloutStrategy": {"rollingUpdateConfiguration": {"partition": last, "maxUnavailable": 1}}}
+
+
+HELD_BACK = [
+    # With these, the revisions of a StatefulSet differ until its strategy changes.
+    ("StatefulSet", ON_DELETE, {"updateRevision": "b", "updatedReplicas": 3}, "delete these pods"),
+    ("StatefulSet", ON_DELETE, {"updateRevision": "b"}, "delete these pods"),
+    ("StatefulSet", partition(2), {"updateRevision": "b", "updatedReplicas": 1}, "is 2: lower it"),
+    ("StatefulSet", partition(9), {"updateRevision": "b"}, "is 9: lower it"),
+    ("DaemonSet", ON_DELETE, {"updatedNumberScheduled": 1}, "delete these pods"),
+    ("Deployment", {"paused": True}, {"updatedReplicas": 0}, "resume it"),
+    ("LeaderWorkerSet", groups(1), {"updatedReplicas": 1}, "is 1: lower it"),
+]
+
+
+@pytest.mark.parametrize(("kind", "strategy", "change", "fix"), HELD_BACK)
+def test_a_rollout_that_goes_no_further_is_not_under_way(kind, strategy, change, fix):
+    _, spec, status, _, _ = next(case for case in CASES if case[0] == kind)
+    found = read(kind, {**spec, **strategy}, {**status, **change})
+    assert not found.rolling
+    assert fix in found.held_back
+
+
+def test_up_to_its_partition_it_rolls():
+    _, spec, status, _, _ = next(case for case in CASES if case[0] == "StatefulSet")
+    found = read("StatefulSet", {**spec, **partition(1)}, {**status, "updateRevision": "b", "updatedReplicas": 1})
+    assert found.rolling
+    # No template is kept back: the pods that are missed were created while the injector was not available.
+    assert not read("StatefulSet", {**spec, **partition(1)}, status).held_back
+
+
+def test_pods_that_can_not_be_made_are_no_rollout():
+    """Those with one template: the first pod may fail for its missing sidecar, and the others wait for it."""
+    _, spec, status, _, _ = next(case for case in CASES if case[0] == "StatefulSet")
+    assert not read("StatefulSet", spec, {**status, "updatedReplicas": 1}).rolling
 
 
 def test_a_generation_of_any_length_is_no_error():

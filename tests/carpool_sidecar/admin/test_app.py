@@ -79,7 +79,14 @@ async def test_unknown_paths_list_the_known_ones_and_unknown_methods_get_405(wor
     admin = world.client(sidecar.admin_address)
     missing = await admin.get(b"/nope")
     assert (missing.status, "/v1/stats" in missing.json["error"]) == (404, True)
-    assert (await admin.send(b"DELETE", b"/v1/stats")).status == 405
+    for method, path, allow in (
+        (b"DELETE", b"/v1/stats", b"GET, HEAD"),
+        (b"PUT", b"/drain", b"GET, HEAD, POST"),
+        (b"POST", b"/v1/config", b"GET, HEAD, PUT"),
+    ):
+        answer = await admin.send(method, path)
+        assert (answer.status, answer.header(b"allow")) == (405, allow)
+    assert (await admin.send(b"POST", b"/nope")).status == 404
     assert (await admin.send(b"HEAD", b"/livez")).status == 200
 
 

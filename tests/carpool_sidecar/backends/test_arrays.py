@@ -62,6 +62,8 @@ def test_v1_objects_need_every_input_in_every_row():
     for rows in ([{"x": [1, 2], "n": 1}, {"x": [1, 2]}], [{"x": [1, 2], "n": 1}, 5], [[1, 2]]):
         with pytest.raises(Invalid, match="inputs"):
             read_v1(v1({"instances": rows}), [X, N])
+    with pytest.raises(Invalid, match=r"instances\[1\]: every row needs the inputs \['n'\] only"):
+        read_v1(v1({"instances": [{"n": 1}, {"n": 2, "y": 3}]}), [N])
 
 
 @pytest.mark.parametrize("value", [1.5, 2**70, "x", None])
@@ -96,6 +98,19 @@ def test_what_fits_the_datatype_arrives_whole(datatype, values):
 def test_what_does_not_fit_the_datatype_is_refused_not_made_infinite(datatype, value):
     with pytest.raises(Invalid, match=f"out of bounds|too large|is {datatype}"):
         read_v1(v1({"instances": [value]}), [Spec("x", datatype, (-1,))])
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values"),
+    [("FP32", [True, False]), ("FP16", [True]), ("INT64", [True, False]), ("UINT8", [[False, True]])],
+)
+def test_booleans_are_no_numbers(datatype, values):
+    shape = np.asarray(values).shape
+    spec = Spec("x", datatype, (-1,) * len(shape))
+    with pytest.raises(Invalid, match=f"'x' is {datatype}, got bool"):
+        read_v1(v1({"instances": values}), [spec])
+    with pytest.raises(Invalid, match=f"'x' is {datatype}, got bool"):
+        read_v2(None, v2(tensor(datatype=datatype, shape=shape, data=values)), [spec], OUT)
 
 
 def test_v1_answers_by_row_or_by_column():
@@ -176,6 +191,21 @@ def test_half_floats_leave_in_binary_as_json_has_no_form_for_them():
 def test_v2_that_does_not_fit_the_model_is_named(body, words):
     with pytest.raises(Invalid, match=words):
         read_v2(None, body, [X], OUT)
+
+
+@pytest.mark.parametrize("data", [(9).to_bytes(4, "little") + b"abc", b"\x01\0\0\0a" + b"\xff" * 4, b"\x01\0\0"])
+def test_v2_strings_that_are_cut_off_are_refused(data):
+    count = 1 if len(data) < 8 or data[0] == 9 else 2
+    head = v2(tensor("t", "BYTES", [count], parameters={"binary_data_size": len(data)}))
+    with pytest.raises(Invalid, match=r"bytes are left|are no BYTES"):
+        read_v2(b"%d" % len(head), head + data, [TEXT], [TEXT])
+
+
+def test_v2_shapes_have_no_negative_sizes():
+    for fields in ({"data": [1, 2, 3, 4]}, {"parameters": {"binary_data_size": 16}}):
+        head = v2(tensor(shape=[-1, 2], **fields))
+        with pytest.raises(Invalid, match=r"inputs\[0\].shape: \[-1, 2\] has a negative size"):
+            read_v2(b"%d" % len(head), head + bytes(16 if "parameters" in fields else 0), [X], OUT)
 
 
 @pytest.mark.parametrize(

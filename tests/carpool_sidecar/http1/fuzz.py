@@ -59,7 +59,7 @@ _HEAD = re.compile(
     rb"(?:\r\n)*(%b) ([\x21-\x7e\x80-\xff]+) HTTP/1\.[01]\r\n((?:%b:%b\r\n)*)\r\n" % (_TOKEN, _TOKEN, _TEXT)
 )
 _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#@]*)([/?].*)?", re.DOTALL)
-_CHUNK = re.compile(rb"([0-9A-Fa-f]+)(?:;%b)?\r\n" % _TEXT)
+_CHUNK = re.compile(rb"([0-9A-Fa-f]+)(?:[ \t]*;%b)?\r\n" % _TEXT)
 _TRAILERS = re.compile(rb"(?:%b:%b\r\n)*\r\n" % (_TOKEN, _TEXT))
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _UNPRINTABLE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")

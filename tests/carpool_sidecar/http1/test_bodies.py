@@ -40,6 +40,14 @@ def test_any_split_of_a_chunked_body_reads_the_same(cuts):
     assert reader.join() == CONTENT
 
 
+@pytest.mark.parametrize("line", [b"5 ;a", b"5\t ; a = b", b"5 ;"])
+def test_whitespace_before_a_chunk_extension_is_skipped(line):
+    reader = BodyReader(IN_CHUNKS)
+    read(reader, [line + b"\r\nhello\r\n0 ;a\r\n\r\n"])
+    assert reader.complete
+    assert reader.join() == b"hello"
+
+
 @settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, 200), max_size=30))
 def test_any_split_of_a_body_of_known_length_reads_the_same(cuts):
@@ -59,7 +67,10 @@ def test_any_split_of_a_body_of_known_length_reads_the_same(cuts):
         b"-5\r\nhello\r\n",
         b" 5\r\nhello\r\n",
         b"5 \r\nhello\r\n",
-        b"5 ;a\r\nhello\r\n",
+        b" 5;a\r\nhello\r\n",
+        b"5 a\r\nhello\r\n",
+        b"5 a;b\r\nhello\r\n",
+        b"5\x0b;a\r\nhello\r\n",
         b"5_0\r\n",
         b"5\nhello\r\n",
         b"5;a\nhello\r\n",

@@ -272,6 +272,13 @@ async def test_what_is_wrong_is_refused(started, method, path, body, status):
     assert (answer.status, "error" in answer.json) == (status, True), answer
 
 
+async def test_a_405_names_the_methods_of_the_path(started):
+    _, client = await started()
+    for path, methods in ((b"/v1/jobs", b"POST, GET"), (b"/v1/jobs/job_0", b"GET, DELETE")):
+        answer = await client.send(b"PUT", path, b"", ANN)
+        assert (answer.status, answer.header(b"allow")) == (405, methods)
+
+
 async def test_without_the_option_these_paths_are_the_models(world):
     _, client = await world.start()
     world.model.documents[b"/v1/jobs"] = (200, {"the": "model's"})

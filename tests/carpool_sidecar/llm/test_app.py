@@ -199,7 +199,8 @@ async def test_models_and_what_is_not_there(api):
     assert [(one["id"], one["max_model_len"]) for one in models["data"]] == [("m", 4096)]
     assert (await api.client.get(b"/v1/models/m")).json["id"] == "m"
     assert (await api.client.get(b"/v1/models/x")).status == 404
-    assert (await api.client.get(CHAT.encode())).status == 405
+    wrong = await api.client.get(CHAT.encode())
+    assert (wrong.status, wrong.header(b"allow")) == (405, b"POST")
     assert "/v1/completions" in (await api.client.get(b"/v1/embeddings")).json["error"]["message"]
     assert (
         (await api.client.send(b"POST", CHAT.encode(), b"{")).json["error"]["message"].startswith("the body is no JSON")

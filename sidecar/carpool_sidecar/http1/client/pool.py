@@ -98,7 +98,7 @@ class Pool:
     @property
     def free(self) -> bool:
         """Whether a call would get a connection without waiting for another call to end."""
-        return bool(self._idle) or len(self._open) + len(self._connecting) < self._max_connections
+        return bool(self._idle) or not self._full
 
     @property
     def waiting(self) -> int:
@@ -144,9 +144,12 @@ class Pool:
     async def tunnel(self, *, patience: float) -> Upstream:
         """Open a connection for bytes that are not parsed here; the caller passes them on, and closes it.
 
+        At the cap, the oldest idle connection closes to make room; the call fails ("busy") if there is none.
         ``patience``: seconds that the upstream may take to read data sent to it. Raises ``UpstreamError``.
         """
-        if self._closed or len(self._open) + len(self._connecting) >= self._max_connections:
+        if self._full and self._idle:
+            self._idle[0].close()
+        if self._closed or self._full:
             text = (
                 f"all {self._max_connections} connections to the upstream are taken; raise {self._setting} or replicas"
             )
@@ -249,12 +252,13 @@ class Pool:
         """Whether an idle connection was used so recently that the upstream has hardly closed it since."""
         return self.clock() - (link.deadline - self._idle_timeout) < self.limits.fresh
 
+    @property
+    def _full(self) -> bool:
+        """Whether no further connection may be opened; idle ones count as open."""
+        return len(self._open) + len(self._connecting) >= self._max_connections
+
     def _connect_as_needed(self) -> None:
-        while (
-            len(self._connecting) < len(self._waiting)
-            and len(self._connecting) + len(self._open) < self._max_connections
-            and not self._closed
-        ):
+        while len(self._connecting) < len(self._waiting) and not self._full and not self._closed:
             task = self._loop.create_task(self._connect())
             self._connecting.add(task)
             self._ticker.start()

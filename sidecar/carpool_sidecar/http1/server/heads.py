@@ -23,15 +23,19 @@ FOREIGN = RequestHead(b"", b"(not HTTP/1.1)", FieldLines(), 0, False, 0, False)
 """A connection that does not carry HTTP/1.1 requests."""
 
 _LONGEST_METHOD = 32
+_EMPTY_LINES = 4  # before a first request; RFC 9112, 2.2 asks to skip one at least
 _METHOD = re.compile(TOKEN + rb"( |$)")
 
 
 def speaks_http1(beginning: bytes) -> bool | None:
     """Return whether a connection with this first data speaks HTTP/1.1; ``None``: more data is needed.
 
-    A request begins with a method and a space. What begins so and is malformed is answered, not passed through.
+    A request begins with a method and a space, maybe behind empty lines. What begins so and is malformed is answered,
+    not passed through.
     """
-    text = beginning.removeprefix(b"\r\n")
+    text = beginning
+    for _ in range(_EMPTY_LINES):
+        text = text.removeprefix(b"\r\n")
     if text.startswith(PREFACE):
         return False
     if not text or text == b"\r" or PREFACE.startswith(text):

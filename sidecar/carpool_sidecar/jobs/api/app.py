@@ -71,7 +71,8 @@ class JobsApp:
         work = routes.get((method, len(path)))
         if work is None:
             text = "there are POST and GET /v1/jobs, GET and DELETE /v1/jobs/ID, GET /v1/jobs/ID/result"
-            raise Refused(405 if len(path) <= 2 else 404, "jobs-path", text)
+            methods = ", ".join(known for known, length in routes if length == len(path))
+            raise Refused(405 if methods else 404, "jobs-path", text, methods)
         return work
 
     async def _submit(self, exchange: Exchange) -> None:

@@ -62,6 +62,8 @@ class Handling(Aside):
             exchange.abort()
             return
         headers = _RETRY if refused.status in {429, 503} else []
+        if refused.methods:
+            headers = [(b"allow", refused.methods.encode())]
         if self._openai:
             kind = "invalid_request_error" if refused.status < 500 else "server_error"
             error = {"message": str(refused), "type": kind, "param": None, "code": refused.reason}

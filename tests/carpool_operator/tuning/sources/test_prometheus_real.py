@@ -298,7 +298,7 @@ async def test_every_panel_of_the_dashboard_shows_something(program, processes, 
         "lastDecision": {"action": "Applied", "reason": "LessDeviceTime", "at": "2026-01-01T00:00:00Z"},
     }
     spec = read_policy({"spec": {"targetRefs": [{"name": "resnet"}], "slo": {"latency": {"p99": "5s"}}}})
-    policy = Policy(namespace="shop", name="resnet", uid="u", generation=1, created=0.0, annotated=False, spec=spec,
+    policy = Policy(namespace="shop", name="resnet", uid="u", generation=1, created=0.0, spec=spec,
                     error="", status=status)  # fmt: skip
     operator.read_policies(lambda: [policy])
     for name, value in (("leader", 1), ("pods_acknowledged", 1), ("pods_missed", 0)):

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from carpool_sidecar.http1.client.calls import Upload
+from carpool_sidecar.http1.client.calls import Upload, UpstreamError
 from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.client.upstream import Upstream
 from carpool_sidecar.http1.limits import ClientLimits
@@ -281,6 +281,28 @@ async def test_a_server_on_this_machine_is_found_by_either_family(kit, address):
         link = await pool.tunnel(patience=1.0)
         link.close()
         await pool.close()
+
+
+async def test_at_the_cap_the_oldest_idle_connection_makes_room_for_a_tunnel(upstream, kit):
+    upstream.script = answering(OK)
+    pool = Pool("127.0.0.1", upstream.port, max_connections=2)
+    receivers = [kit.Receiver() for _ in range(2)]
+    for receiver in receivers:
+        pool.send(GET, b"", receiver)
+    for receiver in receivers:
+        await receiver.over.wait()
+    assert (pool.connections, pool.idle) == (2, 2)
+    oldest = pool._idle[0]
+    tunnels = [await pool.tunnel(patience=1.0)]
+    assert oldest not in pool._open
+    assert (pool.connections, pool.idle) == (2, 1)
+    tunnels.append(await pool.tunnel(patience=1.0))
+    assert (pool.connections, pool.idle) == (2, 0)
+    with pytest.raises(UpstreamError, match="all 2 connections"):
+        await pool.tunnel(patience=1.0)
+    for link in tunnels:
+        link.close()
+    await pool.close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

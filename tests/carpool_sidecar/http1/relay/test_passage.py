@@ -23,6 +23,11 @@ GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
     [
         (GET, True),
         (b"\r\nPOST ", True),
+        (b"\r\n\r\nPOST ", True),
+        (b"\r\n" * 4 + GET, True),
+        (b"\r\n" * 5, False),
+        (b"\r\n\r\n" + HTTP2, False),
+        (b"\r\n\r\n\x16\x03\x01", False),
         (b"PRIX /", True),
         (b"FOO / HTTP/1.1", True),
         (HTTP2, False),
@@ -34,6 +39,8 @@ GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
         (b"", None),
         (b"\r", None),
         (b"\r\n", None),
+        (b"\r\n" * 4, None),
+        (b"\r\n" * 3 + b"\r", None),
         (b"PRI * HTTP/2", None),
         (b"PO", None),
     ],
@@ -42,7 +49,7 @@ def test_the_first_bytes_say_what_is_spoken(beginning, spoken):
     assert speaks_http1(beginning) is spoken
 
 
-@given(st.binary(max_size=40), st.integers(0, 40))
+@given(st.one_of(st.binary(max_size=40), st.text("\r\nP ", max_size=12).map(str.encode)), st.integers(0, 40))
 def test_more_bytes_never_take_a_verdict_back(data, cut):
     early = speaks_http1(data[:cut])
     assert early is None or speaks_http1(data) is early
@@ -148,6 +155,19 @@ async def test_behind_a_request_nothing_else_is_passed_through(echoing, upstream
     assert text.startswith(b"HTTP/1.1 200 ")
     assert b" 505 " in text or b" 400 " in text
     assert len(upstream.peers) == 1
+
+
+async def test_a_request_behind_empty_lines_is_read(upstream, connect, app):
+    asked = []
+    ok = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    upstream.script = lambda peer, received: (asked.append(received), peer.answer(ok))
+    reader, writer = await connect()
+    writer.write(b"\r\n\r\n")
+    await asyncio.sleep(0)
+    writer.write(b"\r\n" + GET)
+    await reader.readuntil(b"ok")
+    assert asked == [GET]
+    assert app.statuses == [200]
 
 
 async def test_no_upstream_cuts_the_connection(app, connect, upstream):
