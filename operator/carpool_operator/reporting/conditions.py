@@ -276,7 +276,9 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
     """Whether there are metrics to decide on."""
     blind, namespace = steering.trust.blind, steering.target.namespace
     what = f"{steering.target.kind} {steering.target.name}"
-    if not view.workloads[steering.target].replicas:
+    # `minReplicas: 0` of an InferenceService says how few pods there may be, not that there are none.
+    running = any(not pod.deleting for pod in view.pods.get(steering.target, ()))
+    if not view.workloads[steering.target].replicas and not running:
         return Finding(TRUE, "ScaledToZero", f"{what} has no pods: there is nothing to read")
     engines = steering.engines
     if engines.pods and view.now - engines.seen_at <= stale_after:

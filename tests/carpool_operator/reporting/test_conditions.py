@@ -444,6 +444,18 @@ def test_scaled_to_zero_is_no_fault():
     assert world.condition("Ready")["status"] == "True"
 
 
+def test_pods_that_run_where_none_has_to_are_read_like_others():
+    # An InferenceService with `minReplicas: 0` has pods while requests come.
+    world = World(pods=2)
+    world.workload = workload_of(replicas=0)
+    settle(world, 20)
+    assert world.condition("MetricsAvailable")["reason"] == "Available"
+    for pod in world.pods:
+        pod.answers = False
+    settle(world, 200)
+    assert world.condition("MetricsAvailable")["status"] == "False"
+
+
 def test_pods_that_the_server_refuses_are_reported_with_the_fix():
     world = World(pods=2)
     settle(world)
