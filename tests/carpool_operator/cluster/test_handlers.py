@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 
 import kubernetes.client
 import pytest
@@ -54,7 +55,8 @@ async def running(api, sync, lists):
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     api.end_watches()
-    await api.until(lambda: not api.watchers)
+    # Its thread ends a moment later, and would try again in vain, and log, once the server is gone.
+    await api.until(lambda: not api.watchers and not any(each.name == "kopf" for each in threading.enumerate()))
     kube.close()
 
 
