@@ -192,7 +192,7 @@ def test_an_autoscaler_of_a_deployment_that_kserve_created_follows_the_inference
     deployment = {**NAMED, "name": "bert-predictor"}
     scaler = {"metadata": {**meta, "name": "bert"}, "spec": hpa(metric("carpool_load"), to=deployment)["spec"]}
     for kind in ("inferenceservices", HPAS):
-        fleet.found(kind, there=True)
+        fleet.found(kind)
     fleet.handle_event(HPAS, False, scaler)
     assert names(fleet) == {Target("ns", "Deployment", "bert-predictor"): "HorizontalPodAutoscaler/bert"}
     fleet.handle_event("inferenceservices", False, service)
