@@ -20,6 +20,8 @@ from minicluster import binaries
 
 CLUSTER = Path(__file__).parent / "cluster"
 BATCHING = Path(__file__).parent / "carpool" / "batching"
+LONGEST = {"test_story_faults.py", "test_prometheus.py", "test_autoscaling.py"}
+"""Files on a cluster that take minutes. They begin first: in the end the workers share what is short."""
 FIRST = "gw0"
 """Name of the first worker."""
 NOT_COMPILED = pytest.StashKey[str]()
@@ -84,7 +86,12 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """What is of the sources goes first, then what is on a cluster: the first worker has both."""
     sources = {item.path for item in items if item.get_closest_marker("pure") or item.path.is_relative_to(BATCHING)}
-    items.sort(key=lambda item: (item.path not in sources, not item.path.is_relative_to(CLUSTER)))
+
+    def place(item):
+        is_long = item.path.is_relative_to(CLUSTER) and item.path.name in LONGEST
+        return item.path not in sources, not item.path.is_relative_to(CLUSTER), not is_long
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
