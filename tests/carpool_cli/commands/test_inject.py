@@ -445,6 +445,7 @@ def test_a_file_that_is_not_there(carpool):
         ("%YAML 1.2\nkind: X\n---\n", "line 2 is not YAML"),
         ("- a\n- b\n", "the document in line 1 is not a manifest"),
         ('{"name": "x"}', "the document in line 1 is not a manifest"),
+        ('{"kind": ' + 100_000 * "[" + 100_000 * "]" + "}", "line 1 is not YAML, it is nested too deeply"),
         ("", "it is empty"),
         ("\n\n", "it is empty"),
     ],
