@@ -95,7 +95,7 @@ class AddressType(click.ParamType[Address]):
             url = urlsplit(host if "://" in host else f"http://{host}")
             port = url.port or 80
         except ValueError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
+            self.fail(f"{value!r}: {error}: write e.g. http://127.0.0.1:8000 or http://[::1]:8000", param, ctx)
         if url.scheme == "https":
             self.fail(f"{value!r}: TLS is not supported; name the server's plain port, http://host:port", param, ctx)
         if url.scheme != "http" or not url.hostname or url.query or url.fragment:

@@ -202,12 +202,15 @@ class Fleet:
         """Compare the changes that a list of a kind found, in one namespace or in all, with the events received."""
         place = kind, namespace
         heard = self.last_event[kind] if namespace is None else self._last_events.get((kind, namespace), -inf)
-        kinds, namespaces = self.followed()
-        watched = kind in WATCHED or (kind in kinds and namespace in namespaces)
         last = self._last_list.get(place)
-        deaf = changes and self.synced and watched and last is not None and heard <= last
+        missed = changes and self.synced and last is not None and heard <= last
+        deaf = missed and self._is_watched(kind, namespace)
         self.unheard[place] = self.unheard.get(place, 0) + 1 if deaf else 0
         self._last_list[place] = self._clock()
+
+    def _is_watched(self, kind: str, namespace: str | None) -> bool:
+        kinds, namespaces = self.followed()
+        return kind in WATCHED or (kind in kinds and namespace in namespaces)
 
     def sizes(self) -> dict[str, int]:
         """Return how many objects of each kind there are."""
