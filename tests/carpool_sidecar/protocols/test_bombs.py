@@ -23,7 +23,8 @@ assert _spec.loader is not None
 bombs = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(bombs)
 
-TRIALS = 7
+TRIALS = 7, 200
+"""Least and most trials: the least times fall towards the work's own, however busy the machine is, and their ratio with them."""
 RATIO = 8.0
 UNMEASURED = 50e-6
 """Seconds below which a time says nothing."""
@@ -41,13 +42,20 @@ def grows_linearly(act, inputs):
     """Whether ``act`` of the last input, 4 times the first, takes 4 times the time and memory, more or less."""
     for one in inputs:
         act(one)  # what is made once is made now
+    assert_grows(act, inputs, below=RATIO)
+    peaks = [bombs.peak(lambda one=one: act(one)) for one in inputs]
+    assert peaks[-1] < RATIO * max(peaks[0], SMALL), peaks
+
+
+def assert_grows(act, inputs, *, below):
+    """The last input takes less than ``below`` times the time of the first: the least of interleaved trials."""
     times = [float("inf")] * len(inputs)
-    for _ in range(TRIALS):
+    for trial in range(TRIALS[1]):
         for index, one in enumerate(inputs):
             times[index] = min(times[index], bombs.cost(lambda one=one: act(one), trials=1))
-    peaks = [bombs.peak(lambda one=one: act(one)) for one in inputs]
-    assert times[-1] < RATIO * max(times[0], UNMEASURED), times
-    assert peaks[-1] < RATIO * max(peaks[0], SMALL), peaks
+        if trial >= TRIALS[0] and times[-1] < below * max(times[0], UNMEASURED):
+            return
+    raise AssertionError(times)
 
 
 @pytest.mark.parametrize("name", bombs.REQUESTS)
@@ -84,8 +92,7 @@ def test_beyond_the_limits_the_cost_does_not_grow(name):
         assert (parsed.alone, parsed.size, parsed.expansion) == ("limits", len(body), 0)
         assert "limits.maxText is 2Mi" in parsed.why
         assert bombs.peak(lambda body=body: bombs.parse(protocol, body)) < SMALL
-    times = [bombs.cost(lambda body=body: bombs.parse(protocol, body), trials=20) for body in bodies]
-    assert times[1] < 3 * max(times[0], UNMEASURED), times
+    assert_grows(lambda body: bombs.parse(protocol, body), bodies, below=3)
 
 
 @pytest.mark.parametrize("name", bombs.REQUESTS)
