@@ -52,10 +52,7 @@ class Calls:
     def ended(
         self, batch: Batch, fault: Fault | None, now: float, actions: list[Action], *, stalled: bool, idempotent: bool
     ) -> float:
-        """Take a call's outcome; return the seconds over its forecast if it was the first of its size.
-
-        Its slot is then free for the rest of the batch.
-        """
+        """Take a call's outcome, free its slot; return the seconds over its forecast, if the first of its size."""
         excess = 0.0
         self._slots.end(batch, now)
         if fault is None and batch.state.isolation.quarantined and not batch.whole:

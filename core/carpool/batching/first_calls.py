@@ -32,7 +32,8 @@ class FirstCalls:
 
     def answered(self, in_flight: int, seconds: float) -> None:
         """Count an answer; ``in_flight``: calls under way when its call was sent, itself included."""
-        calls = 1 << (in_flight - 1).bit_length()
+        # Those of other models wait for one another as well, so only the model's own show what more of them do.
+        calls = 1 << (min(in_flight, self.allowed) - 1).bit_length()
         count, total = self._answers.get(calls, (0, 0.0))
         self._answers[calls] = count, total = count + 1, total + seconds
         if self.merges or calls < self.allowed or count < (ENOUGH if calls > 1 else ENOUGH / 2):

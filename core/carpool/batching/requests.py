@@ -215,10 +215,7 @@ class Finish(Frozen, frozen=True):
 
 
 class Failure(Frozen, frozen=True):
-    """Action: answer ``requests`` with the fault.
-
-    ``unresolved``: the requests may not be sent again, so innocents may be among them.
-    """
+    """Action: answer ``requests`` with the fault; ``unresolved``: not sent again, so innocents may be among them."""
 
     requests: Sequence[Request]
     fault: Fault

@@ -36,10 +36,7 @@ class Change(Camel, frozen=True, kw_only=True):
     keys: Annotated[tuple[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")], ...], Meta(max_length=MAX_KEYS)] = ()
 
     def validate(self) -> Change:
-        """Check what types can't express, and return the change.
-
-        Raises ``PolicyError`` that names the field.
-        """
+        """Check what types can't express, and return the change; raises ``PolicyError`` that names the field."""
         if self.policy is not None:
             try:
                 self.policy.validate()
@@ -63,8 +60,5 @@ def encode(document: Change | Ticket) -> bytes:
 
 
 def read_change(plain: Any) -> Change:  # noqa: ANN401 - parsed JSON, whatever it holds
-    """Build a valid change from parsed JSON.
-
-    Raises ``PolicyError`` naming the field and what it takes.
-    """
+    """Build a valid change from parsed JSON; raises ``PolicyError`` naming the field and what it takes."""
     return from_plain(plain, Change, what="change").validate()

@@ -180,10 +180,7 @@ def encode(report: Report) -> bytes:
 
 
 def decode(body: bytes) -> Report:
-    """Read a report; fields that newer sidecars add are ignored.
-
-    Raises ``PolicyError`` naming the field, or saying that it is no JSON.
-    """
+    """Read a report, newer ones too; raises ``PolicyError`` naming the field, or saying that it is no JSON."""
     try:
         plain = msgspec.json.decode(body)
     except msgspec.DecodeError as error:

@@ -26,10 +26,7 @@ class Duration(float):
 
     @classmethod
     def parse(cls, text: str) -> Duration:
-        """Read a duration.
-
-        Raises ``ValueError`` naming the accepted form.
-        """
+        """Read a duration; raises ``ValueError`` naming the accepted form."""
         if not re.fullmatch(rf"({_DURATION.pattern}){{1,5}}", text):
             raise ValueError(
                 f"{text!r} is not a duration: write e.g. 50ms, 2s, 1m30s (units h, m, s, ms, us; whole numbers)"
@@ -55,10 +52,7 @@ class Quantity(int):
 
     @classmethod
     def parse(cls, text: str) -> Quantity:
-        """Read a size in bytes.
-
-        Raises ``ValueError`` naming the accepted form.
-        """
+        """Read a size in bytes; raises ``ValueError`` naming the accepted form."""
         if not re.fullmatch(QUANTITY_PATTERN, text):
             raise ValueError(f"{text!r} is not a size: write e.g. 256Mi, 1Gi or a number of bytes")
         number = text.rstrip("KMGTki")

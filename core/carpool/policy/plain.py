@@ -43,10 +43,7 @@ T = TypeVar("T")
 
 
 def from_plain(value: object, kind: type[T], *, what: str) -> T:
-    """Build a policy type from plain data (parsed YAML or JSON).
-
-    Raises ``PolicyError`` naming the field and what it takes.
-    """
+    """Build a policy type from parsed YAML or JSON; raises ``PolicyError`` naming the field and what it takes."""
     try:
         return msgspec.convert(value, kind, dec_hook=_decode, strict=True)
     except msgspec.ValidationError as error:

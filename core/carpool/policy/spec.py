@@ -334,10 +334,7 @@ class BatchingPolicy(Camel, frozen=True):
         )
 
     def validate(self) -> Self:
-        """Check what types can't say, and return the policy.
-
-        Raises ``PolicyError`` that names the field.
-        """
+        """Check what types can't say, and return the policy; raises ``PolicyError`` that names the field."""
         self._validate_targets()
         percentiles = self.slo.percentiles
         for (low, first), (high, second) in pairwise(percentiles):

@@ -50,6 +50,7 @@ class Belief:
         """Shares of the requests by rows, in powers of two; empty: all have about the same number."""
         self.rest = 1.0
         """Share of the device's capacity that other models behind the same sidecars leave."""
+        self._rest_for = 0.0
         self._row_counts: list[float] = []
         self._estimate: Estimate | None = None
         self._at_epoch: ServiceTime | None = None
@@ -68,7 +69,8 @@ class Belief:
         # A server that computes several batches at once is not full with one; in a full one batches wait for others.
         work, wall = observation.others
         busy = min(work / self.service.executors, wall) if self.service is not None else wall
-        self.rest += (1 - busy / observation.seconds - self.rest) * min(seconds / REST_OVER, 1.0)
+        self._rest_for += seconds
+        self.rest += (1 - busy / observation.seconds - self.rest) * min(seconds / min(REST_OVER, self._rest_for), 1.0)
         self.rest = max(self.rest, LEAST_REST)
         return moved
 

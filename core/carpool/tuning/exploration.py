@@ -149,10 +149,7 @@ class Exploration:
             self._trial = None
 
     def stop(self, *, forgets: bool = False) -> None:
-        """Break off: the load changed, or the SLO is missed. The same setting may be explored again.
-
-        ``forgets``: so may every other, since the model changed.
-        """
+        """Break off, after another load or misses; it may be explored again. ``forgets``: so may every other."""
         if self._trial is not None:
             self._pauses.pop((self._trial.parameters.max_batch, self._trial.parameters.max_in_flight), None)
             self._trial = None

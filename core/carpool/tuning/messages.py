@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 def why(aim: Aim, choice: Choice, current: Assessment, target: Assessment) -> tuple[Reason, str]:
     """Return the reason for the move to ``target``."""
+    if choice.takes_all:
+        return Reason.MORE_GOODPUT, "no measured setting meets the SLO beside other models: batches are all that waits"
     if choice.is_fast:
         return _why_faster(aim, current, target)
     if target.parameters.pass_through:

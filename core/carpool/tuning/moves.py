@@ -113,7 +113,7 @@ def is_faster(aim: Aim, target: Assessment, current: Assessment) -> bool:
 def is_gain(aim: Aim, choice: Choice, current: Assessment) -> bool:
     """Whether the chosen setting is worth a change from the one in force."""
     target = choice.target
-    if current.parameters.pass_through != target.parameters.pass_through:
+    if choice.takes_all or current.parameters.pass_through != target.parameters.pass_through:
         return True
     return is_faster(aim, target, current) if choice.is_fast else is_worth(target, current)
 

@@ -6,6 +6,7 @@
 - *Latency*: the lowest p99.
 
 If no setting meets the SLO at 1.25x the load: the one that loses least of it. If none meets it now: the most goodput.
+Beside other models on a full device, then, each batch is all that waits: all models gain from that.
 
 Utilization is the used share of the device's capacity, over all batches that it can compute at once. It includes other
 models behind the same sidecar, and other users of a shared device.
@@ -25,12 +26,13 @@ from carpool.learning import batchable_share
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Objective, PassThroughMode
-from carpool.tuning.candidates import Grid, known_flights, productive_sizes
+from carpool.tuning.candidates import SIZES, Grid, known_flights, largest_reliable, productive_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from typing import Self
 
+    from carpool.forecasting.forecaster import Situation
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Limits
     from carpool.policy.spec import BatchingPolicy
@@ -67,6 +69,10 @@ FINE = 400
 LEAST = 0.003
 """Relative difference of device time that counts as none: forecasts of 4,000 requests don't show less, and a change is
 a message to every replica."""
+
+CROWDED = 0.1
+"""Share of the device that others must use for batches of all that waits. Beside them a forecast of goodput is wrong:
+others wait for smaller batches, which take more device time, and are late. And all models would explore at once."""
 
 SMALLEST = 5
 """Sizes compared, of those that can keep the target, besides the largest and the one in force."""
@@ -118,6 +124,8 @@ class Choice(Struct, frozen=True):
     """With the least device time; if none meets the SLO, with the least loss."""
     is_fast: bool = False
     """Whether ``target`` was chosen for its latency."""
+    takes_all: bool = False
+    """Whether its batches are all that waits: that needs no forecast, and shows batch latency without exploration."""
 
 
 def choose(
@@ -137,6 +145,8 @@ def choose(
         passes = flights == limits.max_in_flight and mode is not PassThroughMode.NEVER
         point = replace(efficient.parameters, max_wait=Duration(0.0), max_in_flight=flights, pass_through=passes)
         return Choice(forecaster.assess(point), efficient)
+    if situation.rest < 1 - CROWDED and not efficient.holds_now:
+        return Choice(forecaster.assess(all_that_waits(situation)), efficient, takes_all=True)
     if aim.is_for_latency and efficient.holds_ahead:
         fast = _fastest(forecaster, aim, efficient, current, mode, sizes, avoid)
         if fast is not None:
@@ -144,6 +154,20 @@ def choose(
     if mode is PassThroughMode.NEVER:
         return Choice(efficient, efficient)
     return Choice(_pass_or_batch(forecaster, efficient, current), efficient)
+
+
+def all_that_waits(situation: Situation) -> Parameters:
+    """Return the setting whose batches are all that waits, up to sizes that cost more per row, or miss the SLO alone.
+
+    Of all models together as many are in flight as the server computes at once, or twice that if it may be more.
+    """
+    service, limits = situation.service, situation.limits
+    largest = productive_sizes(service, limits, also=1)[-1]
+    if largest >= largest_reliable(service, limits):
+        largest = limits.max_batch
+    fit = (size for size in SIZES if size <= largest and situation.rest * service.time(size) <= situation.target)
+    flights = math.ceil(situation.rest * known_flights(service, limits, 2))
+    return limits.clamp(Parameters(max(fit, default=1), Duration(limits.min_wait), flights))
 
 
 def rank(one: Assessment) -> tuple[float, ...]:
@@ -258,10 +282,7 @@ def _fastest(
     forecaster: Forecaster, aim: Aim, efficient: Assessment, current: Parameters, mode: PassThroughMode,
     sizes: Sequence[int], avoid: Collection[Parameters],
 ) -> Assessment | None:  # fmt: skip
-    """Return the setting with the least latency that keeps the utilization target and the SLO, now and at 1.25x.
-
-    ``None``: no setting keeps both.
-    """
+    """Return the setting with the least latency that keeps the utilization target and the SLO; ``None``: none does."""
     best = fastest_batching(forecaster, aim, efficient, current, sizes, avoid)
     slack = SLACK if current.pass_through else 0.0
     if mode is PassThroughMode.NEVER or forecaster.single_load() > PASSING_LOAD + 2 * slack:

@@ -125,7 +125,8 @@ class Plan:
             # Beyond the capacity requests are late with any setting: that is no evidence against earlier settings.
             choice = choose(forecaster, self.aim, parameters, self._requirements.passing, (), sizes)
         guesses = parameters.max_batch > situation.usual_rows >= situation.service.largest_measured
-        if guesses and exploration.spare > 0 and not (choice.efficient.holds_now or parameters.pass_through):
+        decides = choice.efficient.holds_now or choice.takes_all or parameters.pass_through
+        if guesses and exploration.spare > 0 and not decides:
             # Only single requests were measured, and they were in time. Those that overlap show what batches take.
             self.choice = None
             return
@@ -150,7 +151,7 @@ class Plan:
         # After misses that were not forecast, forecasts of exploration's cost are not reliable.
         is_sure = guards.margin.factor == 1
         # While the device has room, saving its time is not needed.
-        if not choice.is_fast and (is_sure or not choice.efficient.holds_now):
+        if not (choice.is_fast or choice.takes_all) and (is_sure or not choice.efficient.holds_now):
             best, current = choice.efficient, forecaster.assess(parameters)
             # An exploration has to gain on what will be in force.
             stays = not best.holds_now and not is_worth(best, current)
