@@ -90,6 +90,15 @@ class Situation(Struct, frozen=True):
         """Whether even the smallest request takes longer than the SLO, with no other in front of it."""
         return self.alone > self.target
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether others use a tenth of the device, so that only batches of all that waits are right.
+
+        Batches take turns with theirs, and a backlog grows meanwhile. Smaller ones need more device time; others then
+        wait longer, and take smaller ones as well.
+        """
+        return self.rest < 0.9 and not self.is_out_of_reach
+
 
 class Assessment:
     """Forecasts of one setting, each made at first use: most are never needed in full, or at all."""
@@ -299,10 +308,7 @@ class Forecaster:
     def forecast(
         self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, shed: bool = False, upper: bool = False
     ) -> Forecast:
-        """Play ``factor`` times the load; ``shed``: requests that would be late are refused.
-
-        ``upper``: at the upper confidence of batch latency.
-        """
+        """Play ``factor`` times the load; ``shed``: refuse what is late; ``upper``: at the upper batch latency."""
         situation = self.situation
         service, margin = self._upper if upper else situation.service, 1.0 if shed else situation.margin
         return forecast(self.load(factor, sample), service, parameters, situation.target, margin=margin, shed=shed)

@@ -119,10 +119,7 @@ class Exploration:
         self.candidate = None
 
     def observe(self, now: float, stats: ModelStats, late: float, service: ServiceTime) -> bool:
-        """Count the batches that measure the setting; return whether the exploration just ended.
-
-        ``late``: late requests of a replica; it also ends when these exceed the credit.
-        """
+        """Count batches that measure the setting, and ``late`` requests; return whether the exploration ended."""
         trial = self._trial
         if trial is None:
             return False
@@ -242,6 +239,8 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
         numbers = {min(more, limits.max_in_flight) for more in (executors + 1, 2 * executors, 4 * executors)}
         for more in sorted((more for more in numbers if more > executors), reverse=True):
             yield replace(known, max_in_flight=more, pass_through=False)
+    if situation.is_crowded:
+        return  # batches of all that waits show what sizes take
     known_well = service.measured_sizes(batches_needed(service))
     largest = largest_reliable(service, limits)
     sizes = [size for size in SIZES if limits.min_batch <= size <= largest and size not in known_well]

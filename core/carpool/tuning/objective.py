@@ -6,7 +6,7 @@
 - *Latency*: the lowest p99.
 
 If no setting meets the SLO at 1.25x the load: the one that loses least of it. If none meets it now: the most goodput.
-Beside other models on a full device, then, each batch is all that waits: all models gain from that.
+Beside other models each batch is all that waits (``Situation.is_crowded``): then only the wait is chosen.
 
 Utilization is the used share of the device's capacity, over all batches that it can compute at once. It includes other
 models behind the same sidecar, and other users of a shared device.
@@ -70,10 +70,6 @@ LEAST = 0.003
 """Relative difference of device time that counts as none: forecasts of 4,000 requests don't show less, and a change is
 a message to every replica."""
 
-CROWDED = 0.1
-"""Share of the device that others must use for batches of all that waits. Beside them a forecast of goodput is wrong:
-others wait for smaller batches, which take more device time, and are late. And all models would explore at once."""
-
 SMALLEST = 5
 """Sizes compared, of those that can keep the target, besides the largest and the one in force."""
 
@@ -134,6 +130,8 @@ def choose(
 ) -> Choice:  # fmt: skip
     """Choose a setting; ``current`` is in force, ``avoid`` is left out; only ``sizes``, if given, are compared."""
     situation = forecaster.situation
+    if situation.is_crowded:
+        sizes = sizes or (all_that_waits(situation).max_batch,)
     sizes = sizes or productive_sizes(situation.service, situation.limits, also=current.max_batch)
     efficient = most_efficient(forecaster, current, sizes, avoid)
     if mode is PassThroughMode.ALWAYS or situation.share <= batchable_share.NONE:
@@ -145,7 +143,7 @@ def choose(
         passes = flights == limits.max_in_flight and mode is not PassThroughMode.NEVER
         point = replace(efficient.parameters, max_wait=Duration(0.0), max_in_flight=flights, pass_through=passes)
         return Choice(forecaster.assess(point), efficient)
-    if situation.rest < 1 - CROWDED and not efficient.holds_now:
+    if situation.is_crowded and not efficient.holds_now:
         return Choice(forecaster.assess(all_that_waits(situation)), efficient, takes_all=True)
     if aim.is_for_latency and efficient.holds_ahead:
         fast = _fastest(forecaster, aim, efficient, current, mode, sizes, avoid)
@@ -164,7 +162,7 @@ def all_that_waits(situation: Situation) -> Parameters:
     service, limits = situation.service, situation.limits
     largest = productive_sizes(service, limits, also=1)[-1]
     if largest >= largest_reliable(service, limits):
-        largest = limits.max_batch
+        largest = max(largest, Parameters().max_batch)  # as without a tuner, until larger ones are measured
     fit = (size for size in SIZES if size <= largest and situation.rest * service.time(size) <= situation.target)
     flights = math.ceil(situation.rest * known_flights(service, limits, 2))
     return limits.clamp(Parameters(max(fit, default=1), Duration(limits.min_wait), flights))
@@ -336,10 +334,7 @@ def fastest_batching(
 def _least_waits(
     forecaster: Forecaster, aim: Aim, current: Parameters, sizes: Sequence[int], flights: int
 ) -> list[Assessment]:
-    """Assess for each size the shortest wait that keeps the target.
-
-    Sizes are tested from the largest down: smaller batches never need a shorter wait.
-    """
+    """Assess for each size, largest first, the shortest wait that keeps the target; smaller ones need none shorter."""
     waits = forecaster.situation.limits.waits((0.0, *(2 ** (-step / STEPS) for step in range(OCTAVES * STEPS + 1))))
 
     def at(size: int, wait: int) -> Assessment:

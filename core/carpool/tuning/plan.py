@@ -86,10 +86,7 @@ class Plan:
         return self.forecaster is None or self.forecaster.holds(wait)
 
     def is_scarce(self, parameters: Parameters) -> bool:
-        """Whether device time is scarce: a request that is answered late makes others late.
-
-        If it is not, refusing the last requests of a burst would help no other.
-        """
+        """Whether device time is scarce: if it is not, refusing the last requests of a burst would help no other."""
         current = self.assess(parameters)
         return current is not None and (not current.holds_ahead or self.aim.utilization(current) > SCARCE)
 
