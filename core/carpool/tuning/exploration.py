@@ -172,12 +172,12 @@ class Exploration:
     def look(self, forecaster: Forecaster, best: Assessment, current: Assessment, *, moving: bool, now: float) -> None:
         """Look for a candidate; ``moving``: whether the setting in force changes anyway.
 
-        Nothing is explored when nothing changes and there is headroom: a setting that saves nothing would be undone.
+        Nothing is explored beside other models, and when nothing changes with headroom: what saves nothing is undone.
         """
         self.candidate, self._looked_with = None, self.spare
-        if best.holds_ahead and not moving:
-            return
         situation = forecaster.situation
+        if situation.is_crowded or (best.holds_ahead and not moving):
+            return
         best_case = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
         for point in _candidates(best, best_case):
             until = self._pauses.get((point.max_batch, point.max_in_flight), (-inf, 0.0))[0]
@@ -239,8 +239,6 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
         numbers = {min(more, limits.max_in_flight) for more in (executors + 1, 2 * executors, 4 * executors)}
         for more in sorted((more for more in numbers if more > executors), reverse=True):
             yield replace(known, max_in_flight=more, pass_through=False)
-    if situation.is_crowded:
-        return  # batches of all that waits show what sizes take
     known_well = service.measured_sizes(batches_needed(service))
     largest = largest_reliable(service, limits)
     sizes = [size for size in SIZES if limits.min_batch <= size <= largest and size not in known_well]

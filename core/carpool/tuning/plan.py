@@ -148,7 +148,7 @@ class Plan:
         # After misses that were not forecast, forecasts of exploration's cost are not reliable.
         is_sure = guards.margin.factor == 1
         # While the device has room, saving its time is not needed.
-        if not (choice.is_fast or choice.takes_all) and (is_sure or not choice.efficient.holds_now):
+        if not choice.is_fast and (is_sure or not choice.efficient.holds_now):
             best, current = choice.efficient, forecaster.assess(parameters)
             # An exploration has to gain on what will be in force.
             stays = not best.holds_now and not is_worth(best, current)
