@@ -32,7 +32,7 @@ class FirstCalls:
 
     def answered(self, in_flight: int, seconds: float) -> None:
         """Count an answer; ``in_flight``: calls under way when its call was sent, itself included."""
-        # Those of other models wait for one another as well, so only the model's own show what more of them do.
+        # Those of other models are among them. Only more of its own show what more do: at most as many as it may have.
         calls = 1 << (min(in_flight, self.allowed) - 1).bit_length()
         count, total = self._answers.get(calls, (0, 0.0))
         self._answers[calls] = count, total = count + 1, total + seconds

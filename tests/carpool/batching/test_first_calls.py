@@ -81,6 +81,17 @@ def test_no_more_at_once_than_are_allowed():
     assert calls.allowed == 3
 
 
+def test_calls_of_other_models_do_not_count_as_more_of_its_own():
+    """Three models behind a server of one: all answers come with three calls or more under way."""
+    calls = FirstCalls(32)
+    for _ in range(2):
+        calls.answered(3, 0.067)
+    assert (calls.allowed, calls.merges) == (2, False)
+    for _ in range(4):
+        calls.answered(6, 0.134)
+    assert (calls.allowed, calls.merges) == (1, True)
+
+
 def test_a_first_answer_that_is_slow_does_not_count():
     calls = FirstCalls(32)
     for seconds in (2.0, 0.02):

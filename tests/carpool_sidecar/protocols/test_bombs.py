@@ -42,12 +42,12 @@ def grows_linearly(act, inputs):
     """Whether ``act`` of the last input, 4 times the first, takes 4 times the time and memory, more or less."""
     for one in inputs:
         act(one)  # what is made once is made now
-    assert_grows(act, inputs, below=RATIO)
+    assert_growth(act, inputs, below=RATIO)
     peaks = [bombs.peak(lambda one=one: act(one)) for one in inputs]
     assert peaks[-1] < RATIO * max(peaks[0], SMALL), peaks
 
 
-def assert_grows(act, inputs, *, below):
+def assert_growth(act, inputs, *, below):
     """The last input takes less than ``below`` times the time of the first: the least of interleaved trials."""
     times = [float("inf")] * len(inputs)
     for trial in range(TRIALS[1]):
@@ -92,7 +92,7 @@ def test_beyond_the_limits_the_cost_does_not_grow(name):
         assert (parsed.alone, parsed.size, parsed.expansion) == ("limits", len(body), 0)
         assert "limits.maxText is 2Mi" in parsed.why
         assert bombs.peak(lambda body=body: bombs.parse(protocol, body)) < SMALL
-    assert_grows(lambda body: bombs.parse(protocol, body), bodies, below=3)
+    assert_growth(lambda body: bombs.parse(protocol, body), bodies, below=3)
 
 
 @pytest.mark.parametrize("name", bombs.REQUESTS)
