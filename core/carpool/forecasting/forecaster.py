@@ -308,7 +308,7 @@ class Forecaster:
     def forecast(
         self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, shed: bool = False, upper: bool = False
     ) -> Forecast:
-        """Play ``factor`` times the load; ``shed``: refuse what is late; ``upper``: at the upper confidence of t(b)."""
+        """Play ``factor`` times the load; ``shed``: refuse what is late; ``upper``: at the upper batch latency."""
         situation = self.situation
         service, margin = self._upper if upper else situation.service, 1.0 if shed else situation.margin
         return forecast(self.load(factor, sample), service, parameters, situation.target, margin=margin, shed=shed)
