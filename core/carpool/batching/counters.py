@@ -49,7 +49,8 @@ class Sample(NamedTuple):
     """Batches in flight when it was dispatched, itself included."""
     executors: int
     """0: seconds from dispatch to completion. e < in_flight: seconds from when it would have begun at a server
-    concurrency of e, first come, first served. At the true e these are the batch's own times, which vary little."""
+    concurrency of e, first come, first served. At the true e these are the batch's own times, which vary little.
+    in_flight: seconds from dispatch, of batches that were answered before one dispatched earlier."""
     batches: float
     busy: float
     busy_squared: float

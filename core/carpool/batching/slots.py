@@ -193,6 +193,8 @@ class Slots:
             return
         completions = self._completions
         since = self._completed - batch.completed_before
+        if since < taken - 1:
+            sample((batch.bucket, batch.rows, taken, taken), now - batch.dispatched)
         for servers in SUPPOSED:
             if servers >= taken:
                 return

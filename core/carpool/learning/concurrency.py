@@ -48,7 +48,7 @@ def fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bo
     most = most_in_flight(samples, _BY_ACCIDENT)
     if most == 1:
         return known or 1, True
-    counted = {s.executors for s in samples if s.executors}
+    counted = {s.executors for s in samples if 0 < s.executors < s.in_flight}
     seen = [s for s in samples if not s.executors]
     floor = _ROUGHLY**2 * sum(s.busy for s in seen) / sum(s.batches for s in seen)
     spreads = {}
@@ -91,13 +91,9 @@ def _squares(sizes: Iterable[Sample]) -> tuple[float, float]:
 
 
 def _alike(
-    samples: Sequence[Sample],
-    spreads: Mapping[int, tuple[float, float]],
-    off: Callable[[int, int], float],
-    one: int,
-    other: int,
-    floor: float,
-) -> bool:
+    samples: Sequence[Sample], spreads: Mapping[int, tuple[float, float]], off: Callable[[int, int], float], one: int,
+    other: int, floor: float,
+) -> bool:  # fmt: skip
     """Whether two server concurrencies explain the times equally well, judged by the batches that they differ in.
 
     Both explain batches equally that had at most the smaller number in flight. The spread of these is no
@@ -115,15 +111,22 @@ def _alike(
         return True
     mine, theirs = ((spreads[e][0] - squares) / (spreads[e][1] - freedom) + floor for e in (one, other))
     error = _CHANCE / math.sqrt(evidence)
-    return mine <= max(_ALIKE + error, math.exp(2 * error)) * theirs
+    alike, errors = (_ALIKE_IN_ORDER, 4) if one == 1 and _is_in_order(samples) else (_ALIKE, 2)
+    return mine <= max(alike + error, math.exp(errors * error)) * theirs
+
+
+def _is_in_order(samples: Iterable[Sample]) -> bool:
+    """Whether few batches overtook others; those do that are computed at once, and whose times vary."""
+    overtook = sum(s.batches for s in samples if s.executors == s.in_flight)
+    together = sum(s.batches for s in samples if not s.executors and s.in_flight > 1)
+    return overtook <= _BY_ACCIDENT + _SELDOM * together
 
 
 def _late(samples: Sequence[Sample], executors: int, *, beyond: int) -> float:
     """Return, in standard errors, how much longer batches took with more than ``beyond`` in flight than equal ones.
 
-    Summed up over sizes. At the true concurrency both take equally long. If the assumed one is too low, they seem to
-    begin late and to be fast; if too high, to begin at once and to be slow. With noisy
-    batches the mean shows that sooner than the spread.
+    Summed up over sizes. At the true concurrency both take equally long. With noisy batches the mean shows that sooner
+    than the spread.
     """
     alone = own_times([s for s in samples if s.in_flight <= beyond], beyond)
     among = own_times([s for s in samples if s.in_flight > beyond], executors)
@@ -152,7 +155,9 @@ _OUTLIES = 4.0
 """Means rule a number out if they are off by so many standard errors, and by so many times as many as another's."""
 _DOUBTFUL = 2.0
 """If means are off by so many standard errors, and so many times as many as another's, spread is no evidence."""
-_ALIKE = 1.25
+_ALIKE, _ALIKE_IN_ORDER, _SELDOM = 1.25, 5.0, 0.2
+"""Ratios of equal spreads; the second for one batch at a time, if answers come in order: late notice of an answer
+spreads short times more. The share of batches that may overtake others there: new connections take longer."""
 _CHANCE = 2.0
 """Times 1/sqrt(n): what chance may add to the ratio of two spreads of n noisy batches. It is also the standard error of
 the ratio's logarithm: three batches may change the ratio tenfold (two standard errors)."""

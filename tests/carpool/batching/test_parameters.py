@@ -102,6 +102,16 @@ def test_samples_are_cold_first_then_by_rows_and_in_flight_and_never_stalled() -
     assert to.stats(9.0).device_busy == pytest.approx(0.6)
 
 
+def test_a_batch_that_is_answered_before_one_sent_earlier_is_counted() -> None:
+    to = batcher(max_batch=1, slots=3)
+    one, two, three = batches(send(to, 0.0, request(0.0), request(0.0), request(0.0)))
+    to.complete(one, 0.1)
+    to.complete(three, 0.2)
+    to.complete(two, 0.3)
+    overtook = {key: cell for key, cell in to.model("m").counters.cells.items() if key[2] == key[3]}
+    assert {key: cell.batches for key, cell in overtook.items()} == {(0, 1, 3, 3): 1}
+
+
 def test_sizes_seen_are_bounded() -> None:
     to = batcher(max_batch=1)
     to.model("m").first_batches.seen = {(bucket, 1) for bucket in range(MAX_CELLS)}

@@ -690,3 +690,17 @@ def test_one_slow_batch_does_not_overrule_the_means_that_show_server_concurrency
     assert fit_executors(samples, 3) == found
     # Where the concurrency is left open, more batches in flight are worth exploring.
     assert fit(samples, 3).executors_for(6) == (4 if found[1] else 6)
+
+
+@pytest.mark.parametrize(("overtook", "found"), [(0, 1), (9, 1), (40, 2)])
+def test_late_notice_of_answers_is_not_taken_for_batches_computed_at_once(overtook, found):
+    # Three in flight at a server that takes them in turn, 25 ms each, whose answers are noticed up to 60 ms late: that
+    # triples the variance of 25 ms over their mean, and hardly changes that of 75 ms. Batches that are computed at once
+    # and vary as much often overtake each other.
+    batches, spreads = 60, {0: (0.075, 2e-4), 1: (0.025, 2.5e-4), 2: (0.05, 2.2e-4)}
+    samples = [
+        Sample(0, 4, 3, executors, batches, batches * mean, batches * (mean**2 + variance))
+        for executors, (mean, variance) in spreads.items()
+    ]
+    samples.append(Sample(0, 4, 3, 3, overtook, overtook * 0.06, overtook * 0.06**2))
+    assert fit_executors(samples, None)[0] == fit_executors(samples, 1)[0] == found

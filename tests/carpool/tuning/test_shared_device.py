@@ -107,6 +107,15 @@ def test_three_models_that_start_under_full_load_soon_lose_no_more_than_with_zer
     assert lost(policy, device, rates, tuned=True, after=3.0) <= zero_wait + 0.02
 
 
+@pytest.mark.parametrize("seed", [1, 13, 15])
+def test_no_model_has_several_in_flight_at_a_server_that_may_compute_one_at_a_time(seed):
+    # While it always has a batch of each model, a server that takes them in turn looks like one that computes two or
+    # three at once, each half as fast. One model took it for that and had two in flight: the others lost 22 %.
+    device, policy, rates = Device(linear(0.02, 0.002), cv=0.4), for_p99(0.2), dict.fromkeys(("a", "b", "c"), 50.0)
+    zero_wait = lost(policy, device, rates, tuned=False, seed=seed, after=3.0)
+    assert lost(policy, device, rates, tuned=True, seed=seed, after=3.0) <= zero_wait + 0.02
+
+
 def test_a_quick_model_takes_all_that_waits_after_a_batch_of_a_slow_one():
     # Batches of three would be cheap enough, and meet the SLO by the share of the device that is left. But 19 requests
     # come in the 64 ms of the other's batch, and three of them are served before its next: 8 % were lost.
