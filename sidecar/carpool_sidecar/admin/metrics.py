@@ -53,7 +53,12 @@ METRICS = (
         "or the upstream refuses large ones",
     ),
     Metric("limited_batch_rows", "counter", ("model",), "Rows that were allowed, summed over those batches"),
-    Metric("batches", "counter", _CELL, "Batches answered, neither cold nor stalled"),
+    Metric(
+        "batches",
+        "counter",
+        _CELL,
+        "Batches answered, neither cold nor stalled: once with 0 as the last label, else to learn server concurrency",
+    ),
     Metric("batch_busy_seconds", "counter", _CELL, "Their seconds with the upstream"),
     Metric(
         "batch_busy_seconds_squared",
