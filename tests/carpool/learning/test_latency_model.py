@@ -694,9 +694,9 @@ def test_one_slow_batch_does_not_overrule_the_means_that_show_server_concurrency
 
 @pytest.mark.parametrize(("overtook", "found"), [(0, 1), (9, 1), (40, 2)])
 def test_late_notice_of_answers_is_not_taken_for_batches_computed_at_once(overtook, found):
-    # Three in flight at a server that takes them in turn, 25 ms each, whose answers are noticed up to 60 ms late: that
-    # triples the variance of 25 ms over their mean, and hardly changes that of 75 ms. Batches that are computed at once
-    # and vary as much often overtake each other.
+    # Three in flight at a server that takes them in turn, 25 ms each, whose answers are noticed late. That adds as much
+    # to the variance of 25 ms as to that of 75 ms, so over the mean it is 3.75 times as large at a concurrency of 1 as
+    # at 3. Batches that are computed at once and vary as much often overtake each other.
     batches, spreads = 60, {0: (0.075, 2e-4), 1: (0.025, 2.5e-4), 2: (0.05, 2.2e-4)}
     samples = [
         Sample(0, 4, 3, executors, batches, batches * mean, batches * (mean**2 + variance))
