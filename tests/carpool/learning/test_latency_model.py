@@ -226,6 +226,9 @@ def device(executors, slots, seconds, rng, *, rate, batch=1, cv=0.0, curve=affin
         completed = bisect_right(completions, dispatch)
         in_flight = index - completed + 1
         seen.append((rows, in_flight, finish - dispatch, 0))
+        if bisect_right(completions, finish) - 1 - completed < in_flight - 1:
+            # It overtook one that was dispatched before it.
+            seen.append((rows, in_flight, finish - dispatch, in_flight))
         for supposed in SUPPOSED:
             if supposed < in_flight:
                 began = completions[completed + in_flight - supposed - 1]
