@@ -231,6 +231,12 @@ def string_text(value: bytes, where: str) -> bytes:
     return value
 
 
+def repeats(array: bytes, unit: bytes, count: int) -> bool:
+    """Whether an array, without spaces, has ``count`` equal elements; at least one."""
+    # The size first: a long one times their number may be gigabytes.
+    return len(array) == count * (len(unit) + 1) + 1 and array == b"[%b]" % b",".join([unit] * count)
+
+
 def without_arrays(value: bytes) -> bool:
     """Whether a JSON value contains no array."""
     return b"[" not in value or b"[" not in outside(value)

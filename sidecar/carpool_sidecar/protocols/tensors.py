@@ -519,6 +519,8 @@ def _shortened(array: bytes, depth: int, length: int) -> bytes:
 
 def _is_nested(bones: bytes, shape: list[int]) -> bool:
     """Whether brackets and commas are those of nested arrays of this shape."""
+    if 0 in shape:
+        shape = shape[: shape.index(0) + 1]  # an empty array has no inner ones, however many the shape promises
     length = 0
     for dim in reversed(shape):
         length = 2 + dim * length + max(dim - 1, 0)

@@ -200,7 +200,7 @@ def fit(parsed: Parsed[Rows], sequence: SequenceAxis) -> Fit:
             return Fit(sequence, form=form, why=padding.NOT_PADDABLE)
         kind, inner = bones[:1], (_tensor(bytes(elements[0])) or b"")[1:]
         number = padding.number(sequence.pad[name], whole=kind == b"i")
-        if number is None or bones[1:] != b"[%b]" % b",".join([inner] * len(elements)):
+        if number is None or not json_scan.repeats(bones[1:], inner, len(elements)):
             return Fit(sequence, form=form, why=padding.NOT_PADDABLE)
         lengths.add(len(elements))
         units[name] = _SCALARS.sub(number, inner) if inner else number
@@ -408,8 +408,8 @@ def _alike(array: bytes, rows: list[msgspec.Raw], first: bytes, shape: bytes) ->
     if whole is None:
         # A row of numbers and one with other leaves have different outlines.
         unit = shape if _tensor(first) is None else _structure(first)
-        return _structure(array) == b"[" + b",".join([unit] * len(rows)) + b"]"
-    if whole[1:] != b"[" + b",".join([shape[1:]] * len(rows)) + b"]":
+        return json_scan.repeats(_structure(array), unit, len(rows))
+    if not json_scan.repeats(whole[1:], shape[1:], len(rows)):
         return False
     # If one row has a fraction each must, since each row is float by itself.
     return whole[:1] == b"i" or (shape[:1] == b"f" and all(map(_has_fraction, rows)))

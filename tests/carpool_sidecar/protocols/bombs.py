@@ -81,6 +81,14 @@ REQUESTS: dict[str, tuple[str, Callable[[int], bytes]]] = {
     "V1 escapes": ("v1", lambda n: b'{"instances":["%b"]}' % (b"\\n" * n)),
     "V1 a long text": ("v1", lambda n: b'{"instances":["%b"]}' % (b"a" * n)),
     "V1 a long text, not ASCII": ("v1", lambda n: b'{"instances":["%b"]}' % ("\u00e9".encode() * n)),
+    "V1 a long row and many short ones": (
+        "v1",
+        lambda n: b'{"instances":[[%b],%b]}' % (b",".join([b"1"] * (n // 2)), b",".join([b"1"] * (n // 2))),
+    ),
+    "V1 a long object and many short ones": (
+        "v1",
+        lambda n: b'{"instances":[{"a":[%b]},%b]}' % (b",".join([b"true"] * (n // 2)), b",".join([b"1"] * (n // 2))),
+    ),
     "V1 keys": ("v1", keys(b'"instances":[1]')),
     "V1 spaces": ("v1", lambda n: b'{"instances":[1%b]%b}' % (b" " * n, b" " * n)),
     "V1 open brackets": ("v1", lambda n: b'{"instances":' + b"[" * n),

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from carpool.policy.spec import SequenceAxis
 from carpool_sidecar.backends.arrays import Invalid, Spec, read_v1, read_v2
 from carpool_sidecar.protocols import v1, v2
 from carpool_sidecar.protocols.common import Portion
 from carpool_sidecar.protocols.limits import DEFAULT, Limits
+from carpool_sidecar.protocols.padding import NOT_PADDABLE
 
 _spec = importlib.util.spec_from_file_location("protocols_bombs", Path(__file__).with_name("bombs.py"))
 assert _spec is not None
@@ -79,6 +81,23 @@ def test_forty_thousand_inputs_are_not_read():
     body = bombs.inputs(40_000)
     assert bombs.parse("v2", body).alone == "limits"
     assert bombs.peak(lambda: bombs.parse("v2", body)) < SMALL
+
+
+@pytest.mark.parametrize("shape", ["1,0,2000000", "2,0,1000000000000", "2,0,0,2000000"])
+def test_an_empty_array_costs_nothing_whatever_its_shape_promises(shape):
+    rows = b",".join([b"[]"] * int(shape[0]))
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[%b],"data":[%b]}]}' % (shape.encode(), rows)
+    parsed = []
+    assert bombs.peak(lambda: parsed.append(bombs.parse("v2", body))) < SMALL
+    assert parsed[0].alone == "empty"
+
+
+def test_a_padded_array_with_a_long_element_and_many_short_ones_is_not_built():
+    many = b",".join([b"1"] * 8_000)
+    parsed = bombs.parse("v1", b'{"instances":[{"ids":[[%b],%b]}]}' % (many, many), limits=WIDE)
+    found = []
+    assert bombs.peak(lambda: found.append(v1.fit(parsed, SequenceAxis(pad={"ids": 0.0})))) < 2**20
+    assert found[0].why == NOT_PADDABLE
 
 
 @pytest.mark.parametrize("name", bombs.REQUESTS)
