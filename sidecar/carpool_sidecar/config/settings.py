@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -15,13 +14,9 @@ from carpool.policy.durations import Duration, Quantity, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import Camel, PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy, PassThroughMode, TuningMode
+from carpool_sidecar.config.hints import NO_TLS, explained
 from carpool_sidecar.config.newer import without_unknown
 from carpool_sidecar.protocols.limits import Limits
-
-MAPPINGS = {"upstream": "url", "onnx": "path", "llm": "path"}
-"""Fields that are mappings, each with the member that people may write in its place."""
-
-NO_TLS = "TLS is not supported; write the server's plain port, http://host:port, or put a TLS proxy between"
 
 NO_ADDRESS = "is not host:port: write e.g. 127.0.0.1:8080"
 
@@ -365,47 +360,7 @@ def _made(plain: Any) -> SidecarConfig:  # noqa: ANN401 - whatever the file hold
     try:
         return from_plain(plain, SidecarConfig, what="config")
     except PolicyError as error:
-        field, _, why = str(error).partition(": ")
-        if field in {"listen", "admin"}:
-            raise PolicyError(field, f"{plain[field]!r} {NO_ADDRESS}") from None
-        if field.startswith("policy.batchAcross["):
-            raise PolicyError(field, _header_problem(plain["policy"]["batchAcross"], why)) from None
-        if field in {"config", "policy"} and (place := _place(field, why)):
-            raise PolicyError(field, place) from None
-        if field in MAPPINGS and isinstance(plain[field], str):
-            if plain[field].startswith("https:"):
-                raise PolicyError(field, f"{plain[field]!r}: {NO_TLS}") from None
-            raise PolicyError(field, f'write {field}: {{{MAPPINGS[field]}: "{plain[field]}"}}') from None
-        if field.startswith("parameters[...]"):
-            field = field.replace("[...]", f"[{_first_wrong(plain['parameters'])}]", 1)
-        raise PolicyError(field, why) from None
-
-
-def _place(field: str, why: str) -> str:
-    """Return where an unknown field belongs, if it is one of the policy's at the top level, or the reverse; else ""."""
-    found = re.match("Object contains unknown field `([^`]+)`", why)
-    other, where = (
-        (SidecarConfig, "write it at the top level of the file, beside policy")
-        if field == "policy"
-        else (BatchingPolicy, "write it under policy")
-    )
-    return f"{found[0]}: {where}" if found and found[1] in other.__struct_encode_fields__ else ""
-
-
-def _header_problem(given: list[Any], why: str) -> str:
-    """Return what is wrong with a list of header names; ``why``: in general."""
-    upper = next((name for name in given if isinstance(name, str) and name != name.lower()), None)
-    return why if upper is None else f"{upper!r}: write it in lower case: {upper.lower()}"
-
-
-def _first_wrong(parameters: dict[str, Any]) -> str:
-    # A path through a mapping says [...] for the key: each entry is tried by itself, in the order that failed.
-    for name, entry in parameters.items():
-        try:
-            from_plain(entry, Parameters, what=name)
-        except PolicyError:
-            return name
-    raise AssertionError  # one of them is wrong
+        raise explained(error, plain, SidecarConfig, {"policy": BatchingPolicy}) from None
 
 
 def check_change(old: SidecarConfig, new: SidecarConfig) -> None:

@@ -36,10 +36,13 @@ def load(text: str) -> Any:  # noqa: ANN401 - whatever the text holds
 def problem(error: Exception) -> str:
     """Return what is wrong with a text, in one line; the caller adds the file's name."""
     if isinstance(error, yaml.reader.ReaderError):
-        return f"character {error.position + 1} is none that YAML has"
+        return f"character {error.position + 1} is U+{error.character:04X}, which a YAML file can't have: delete it"
+    if str(error).startswith("Out of range float"):
+        return "it has .nan or .inf: write a finite number"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return " ".join(str(error).split())
     mark, begun = error.problem_mark, error.context_mark
     where = "" if begun is None or begun.line == mark.line else f" that begins in line {begun.line + 1}"
     context = "" if error.context is None else f", {error.context}{where}"
-    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}"
+    alias = '; if * itself is meant, write "*" in quotes' if "alias" in context else ""
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}{alias}"
