@@ -20,6 +20,9 @@ ALONE = object()
 FLOOD = 2
 """A queue may be a flood if so many full batches wait in it."""
 
+PATIENCE = 10
+"""Times the ageing: after so long a request counts as due, also if it has no deadline."""
+
 MAX_KEYS = 32
 """Most keys that have queues for batching at a time: a request with one more key is not batched. Every arrival looks
 at all of them, and callers can invent keys: a header is enough."""
@@ -103,18 +106,21 @@ class QueueSet:
         return chosen, wake
 
     def _urgency(self, queue: Queue, now: float) -> float:
-        """When a queue's first request must start to be in time; higher classes go first.
+        """When a queue's most urgent class must start to be in time; higher classes go first.
 
-        A flood's requests count as if they had just arrived: those of other keys have waited longer.
+        Each class counts by its first request, since one that may wait must not hide others behind it. A flood's
+        requests count as if they had just arrived: those of other keys have waited longer.
         """
-        head = queue.first(now, self.ageing)[0]
-        limit = min(head.deadline, head.due)
-        estimate = queue.estimate
-        if estimate is not None:
-            limit -= time_of(estimate.times, head.rows if queue.alone else min(queue.rows, queue.cap))
-        if self.floods(queue):
-            limit += now - head.arrived
-        return limit + (head.priority - Priority.NORMAL) * self.ageing
+        estimate, floods, urgency = queue.estimate, self.floods(queue), inf
+        for waiting in queue.classes.values():
+            head = waiting[0]
+            limit = min(head.deadline, head.due, head.arrived + PATIENCE * self.ageing)
+            if estimate is not None:
+                limit -= time_of(estimate.times, head.rows if queue.alone else min(queue.rows, queue.cap))
+            if floods:
+                limit += now - head.arrived
+            urgency = min(urgency, limit + (head.priority - Priority.NORMAL) * self.ageing)
+        return urgency
 
     def floods(self, queue: Queue, newcomer: Queue | None = None) -> bool:
         """Whether a queue holds most of its model's waiting work, and more than leaves soon: other keys go before it.

@@ -23,8 +23,7 @@ def own_times(samples: Iterable[Sample], executors: int) -> dict[int, Sample]:
     for s in samples:
         # If the server has a free place at dispatch, all of the observed time is the batch's own.
         if s.executors == (executors if s.in_flight > executors else 0):
-            before = sizes.get(s.rows)
-            sizes[s.rows] = s if before is None else added(before, s)
+            sizes[s.rows] = added(sizes[s.rows], s) if s.rows in sizes else s
     return sizes
 
 
@@ -67,9 +66,7 @@ def fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bo
 
     ascending = sorted(spreads, key=lambda executors: spreads[executors][0] / spreads[executors][1])
     best = next((one for one in ascending if not any(_outlies(off, one, other) for other in spreads)), ascending[0])
-    likely = [
-        executors for executors in spreads if executors == best or _alike(samples, spreads, off, executors, best, floor)
-    ]
+    likely = [one for one in spreads if one == best or _alike(samples, spreads, off, one, best, floor)]
     executors = known if known is not None and (known in likely or (known > most and most in likely)) else likely[0]
     return executors, executors >= likely[-1]
 

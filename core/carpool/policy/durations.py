@@ -29,7 +29,7 @@ class Duration(float):
         """Read a duration; raises ``ValueError`` naming the accepted form."""
         if not re.fullmatch(rf"({_DURATION.pattern}){{1,5}}", text):
             raise ValueError(
-                f"{text!r} is not a duration: write e.g. 50ms, 2s, 1m30s (units h, m, s, ms, us; whole numbers)"
+                f"{text!r} is not a duration: write e.g. 50ms, 2s, 1m30s (h, m, s, ms, us; whole numbers up to 99999)"
             )
         # Summed in whole microseconds, so that 1s50ms is exactly 1.05.
         return cls(sum(int(number) * _MICROSECONDS[unit] for number, unit in _DURATION.findall(text)) / 1e6)

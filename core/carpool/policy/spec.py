@@ -335,7 +335,13 @@ class BatchingPolicy(Camel, frozen=True):
 
     def validate(self) -> Self:
         """Check what types can't say, and return the policy; raises ``PolicyError`` that names the field."""
-        self._validate_targets()
+        slo = self.slo
+        if slo.latency == Latency() or (slo.latency is None and slo.ttft is None and slo.tpot is None):
+            raise PolicyError(
+                "slo.latency",
+                "name at least one of p50, p90, p95, p99, p999, e.g. p99: 50ms; for token streams ttft and tpot",
+            )
+        validate_targets(slo.ttft, slo.tpot, slo.classes, self.generation)
         percentiles = self.slo.percentiles
         for (low, first), (high, second) in pairwise(percentiles):
             if first > second:
@@ -356,7 +362,7 @@ class BatchingPolicy(Camel, frozen=True):
         ):
             # Nobody wrote the default down: it moves to the nearest value allowed.
             if self.baseline != Parameters() and not low <= value <= high:
-                raise PolicyError(f"baseline.{name}", f"{value} lies outside its bounds {low} to {high}")
+                raise PolicyError(f"baseline.{name}", f"{value} lies outside its bounds {low} to {high}: change one")
         seen: set[str] = set()
         for index, model in enumerate(self.models):
             if model.name in seen:
@@ -371,16 +377,6 @@ class BatchingPolicy(Camel, frozen=True):
                 raise PolicyError(f"batchAcross[{index}]", f"{name} says how a body is to be read: it can't differ")
         return self
 
-    def _validate_targets(self) -> None:
-        """Check that there is a target, and that those of token streams can be met."""
-        slo = self.slo
-        if slo.latency == Latency() or (slo.latency is None and slo.ttft is None and slo.tpot is None):
-            raise PolicyError(
-                "slo.latency",
-                "name at least one of p50, p90, p95, p99, p999, e.g. p99: 50ms; for token streams ttft and tpot",
-            )
-        validate_targets(slo.ttft, slo.tpot, slo.classes, self.generation)
-
     def _validate_bounds(self, path: str, bounds: Bounds, outer: Bounds | None = None) -> None:
         """Check bounds by themselves, and with what they leave to ``outer``."""
         outer = outer or Bounds()
@@ -392,7 +388,7 @@ class BatchingPolicy(Camel, frozen=True):
             low = rest.min if bound.min is None else bound.min
             high = rest.max if bound.max is None else bound.max
             if low is not None and high is not None and low > high:
-                raise PolicyError(f"{path}.{name}", f"min {low} exceeds max {high}")
+                raise PolicyError(f"{path}.{name}", f"min {low} exceeds max {high}: lower it or raise max")
         for end, wait in (("min", bounds.max_wait.min), ("max", bounds.max_wait.max)):
             if wait is not None and wait >= self.slo.due:
                 raise PolicyError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from batchers import batcher, batches, held, occupied, one_after_another, refusals, request, send, waiters
 
@@ -58,6 +60,39 @@ def test_rule_6_a_class_is_worth_its_ageing_among_keys_too() -> None:
     send(to, 0.0, normal, high)
     (batch,) = batches(to.complete(first, 0.01))
     assert waiters(batch) == [high]
+
+
+def test_rule_6_a_request_that_may_wait_for_ever_does_not_delay_those_of_its_key() -> None:
+    # One of batch priority of one key waits beside steady requests of another key.
+    to = batcher(max_batch=1, ageing=1.0)
+    running = occupied(to)
+    job = request(0.0, key="k", priority=3, slo=inf)
+    to.arrive(job, 0.0)
+    served: list[tuple[float, object]] = []
+    for step in range(1, 200):
+        now = step * 0.1
+        to.arrive(request(now, key="l", slo=0.3), now)
+        if step == 50:
+            to.arrive(waits := request(now, key="k", slo=0.2), now)
+        (running,) = batches(to.complete(running, now))
+        served += [(now, each) for each in waiters(running)]
+    # The aged one goes first as before, and nobody of its key waits for the other key's requests to end.
+    assert [now for now, each in served if each in (job, waits)] == pytest.approx([5.0, 5.1], abs=0.3)
+
+
+def test_rule_6_a_request_without_a_deadline_does_not_starve_beside_other_keys() -> None:
+    to = batcher(max_batch=1, ageing=1.0)
+    running = occupied(to)
+    job = request(0.0, key="k", priority=3, slo=inf)
+    to.arrive(job, 0.0)
+    for step in range(1, 200):
+        now = step * 0.1
+        to.arrive(request(now, key="l", slo=0.05), now)
+        (running,) = batches(to.complete(running, now))
+        if waiters(running) == [job]:
+            break
+    # Due after ten times the ageing, and one class below.
+    assert now == pytest.approx(11.0, abs=0.2)
 
 
 def test_rule_6_a_long_batch_must_start_earlier() -> None:
