@@ -124,7 +124,8 @@ class Batcher:
         if request.ended:
             return actions
         self._calls.free(now, actions)
-        self._models[request.model].counters.missed(CANCELLED)
+        if not request.shadow:
+            self._models[request.model].counters.missed(CANCELLED)
         self._calls.depart([request], now, actions)
         self._start(now, actions)
         return actions

@@ -28,6 +28,15 @@ def test_rule_8_a_cancelled_request_leaves_the_queue() -> None:
     assert to.model("m").counters.misses == {CANCELLED: 1}
 
 
+def test_rule_8_a_cancelled_job_is_not_counted() -> None:
+    to = batcher()
+    occupied(to)
+    job = request(shadow=True)
+    send(to, 0.0, job)
+    assert to.cancel(job, 0.001) == []
+    assert to.model("m").counters.misses == {}
+
+
 def test_rule_8_mlserver_cancelling_one_request_leaves_the_others_of_its_batch() -> None:
     to = held(max_batch=2)
     gone, stays = request(), request()

@@ -83,7 +83,7 @@ class Outgoing:
         elif exchange is intake.exchange:
             # Read on, to skip the rest of its body.
             intake.paused = False
-        elif not queue and not self._wire.unread:
+        elif not queue and self._wire.unread in {b"", b"\r"}:  # half a line break begins no head
             self._time_limits.await_request(now)
             if self._wire.eof:
                 self.finish()

@@ -40,7 +40,7 @@ class TimeLimits:
 
     def await_body(self, now: float) -> None:
         """Start the time for a body."""
-        self._body_since = now
+        self._body_since = self._paused_at = now  # reading may be paused already: a body before it was the last read
         self.deadline = now + self._limits.body_timeout
 
     def pause(self, now: float) -> None:

@@ -369,6 +369,32 @@ async def test_a_body_that_the_application_pauses_does_not_time_out(kit):
     assert sink.events == [b"he", b"llo", "end"]
 
 
+@pytest.mark.parametrize("gets", [1, 3])
+async def test_a_body_that_begins_while_reading_is_paused_times_out(kit, gets):
+    # Three requests before it are as many as are taken at once: nothing is read until one is answered.
+    site = kit.Site(body_timeout=10.0, max_pipelined=3)
+    site.after(1e5)
+    site.app.answers = False
+    wire = site.connect()
+    wire.feed(GET % 1 * gets + b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\nhe")
+    assert wire.paused == (gets == 3)
+    for exchange in list(site.app.exchanges[:gets]):
+        exchange.respond(200, [])
+    assert not wire.paused
+    site.after(13.0)
+    assert refusal(wire.written.removeprefix(gets * OK0))[:2] == (408, "body-timeout")
+
+
+async def test_half_a_line_break_keeps_no_connection_open(site):
+    site.app.answers = False
+    wire = site.connect()
+    wire.feed(GET % 1)
+    wire.feed(b"\r")
+    site.app.exchanges[0].respond(200, [])
+    site.after(site.limits.idle_timeout + 1)
+    assert refusal(wire.written.removeprefix(OK0))[:2] == (408, "head-timeout")
+
+
 async def test_idle_connections_close_silently(site):
     fresh, used = site.connect(), site.connect()
     used.feed(GET % 1)
