@@ -10,7 +10,7 @@ from carpool_sidecar.dispatch.waiters import Shadow
 from carpool_sidecar.http1.client.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows, last_padded, longest
+from carpool_sidecar.protocols.common import PARTS, UNREADABLE, Portion, TooLarge, WrongRows, last_padded, longest
 
 if TYPE_CHECKING:
     import logging
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.dispatch.waiters import Waiter
     from carpool_sidecar.http1.messages import Body, Headers
     from carpool_sidecar.models import Entry, ModelTable
-    from carpool_sidecar.protocols.common import Parsed, Piece
+    from carpool_sidecar.protocols.common import Codec, Parsed, Piece
 
 
 class Flight:
@@ -70,6 +70,7 @@ class Flight:
             codec = CODECS[first.parsed.endpoint.protocol]
             try:
                 pieces = codec.split(self._portions, headers, body, flights.terms.limits)
+                self._check_parts(codec, pieces)
             except TooLarge as too_large:
                 fault = Fault(flights.too_large, detail=too_large)
             except WrongRows as error:
@@ -77,9 +78,9 @@ class Flight:
                 # alone, its answer is passed on unchanged. Padding may be the cause, too: then batches of rows of
                 # equal length are still good.
                 padded = longest(self._portions) > 0
-                kind = FaultKind.UNREADABLE if padded or error.reason == UNREADABLE else FaultKind.ROWS
+                kind = FaultKind.UNREADABLE if padded or error.reason in {UNREADABLE, PARTS} else FaultKind.ROWS
                 fault = Fault(kind, detail=error)
-                if check is not None:
+                if check is not None and error.reason != PARTS:
                     flights.verifier.shared_out_wrong(first.entry, check, error, padded=padded)
             else:
                 shared = shareable(headers)
@@ -98,6 +99,13 @@ class Flight:
                 flights.verifier.answered_together(
                     first.entry, check, self._portions[at], pieces[at], last.facts, batch.rows, padded=padded
                 )
+
+    def _check_parts(self, codec: Codec, pieces: list[Piece]) -> None:
+        """Raise ``WrongRows`` if a request in several batches got answers that can't be put together."""
+        for (request, _, _), piece in zip(self._sent, pieces, strict=True):
+            before = request.payload.pieces
+            if before and not codec.agree(before[0][1], piece):
+                raise WrongRows("answers to the parts of one request differ in their outputs", reason=PARTS)
 
     def failed(self, error: UpstreamError) -> None:
         """Handle a failure of the upstream."""

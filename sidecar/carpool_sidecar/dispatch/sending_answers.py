@@ -31,11 +31,7 @@ def answer(request: Request, batch: Batch) -> None:
         pieces = waiter.pieces
         if len(pieces) > 1:
             pieces.sort(key=_first_row)
-        try:
-            message = CODECS[waiter.parsed.endpoint.protocol].assemble(waiter.parsed, [piece for _, piece in pieces])
-        except WrongRows as error:
-            fail(waiter, Fault(FaultKind.ROWS, detail=error), unresolved=False)
-            return
+        message = CODECS[waiter.parsed.endpoint.protocol].assemble(waiter.parsed, [piece for _, piece in pieces])
         status, headers, parts = waiter.status, [*waiter.headers, *message.headers], message.parts
     if waiter.facts.debug:
         waited = (batch.dispatched - request.arrived) * 1e3

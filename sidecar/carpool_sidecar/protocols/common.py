@@ -37,6 +37,9 @@ _LONGEST_IN_KEY = 256
 UNREADABLE = "malformed"
 """The reason of a ``WrongRows`` about the answer's text, not its number of rows."""
 
+PARTS = "parts"
+"""The reason of a ``WrongRows`` about answers to the parts of one large request: together they make no answer."""
+
 
 class WrongRows(Exception):  # noqa: N818 - the field's word for it
     """The upstream's answer cannot be split by rows: 502, and the model is quarantined from batching."""
@@ -152,7 +155,7 @@ class Message(NamedTuple):
 
 
 class Codec(Protocol):
-    """The five functions of a protocol."""
+    """The six functions of a protocol."""
 
     def parse(self, endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits) -> Parsed[Any]:
         """Read a request. Never refuses: a request that can't be read, or is too large, is ``alone``."""
@@ -171,6 +174,9 @@ class Codec(Protocol):
 
         Outputs that have the padded length are cut back to each portion's own.
         """
+
+    def agree(self, one: Piece, other: Piece) -> bool:
+        """Whether both can be pieces of one answer."""
 
     def assemble(self, parsed: Parsed[Any], pieces: Sequence[Piece]) -> Message:
         """Assemble the answer to one request from its pieces, in the order of its rows."""

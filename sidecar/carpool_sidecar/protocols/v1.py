@@ -336,6 +336,11 @@ def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: L
     return pieces_of(Answer(head, rows, tail), portions)
 
 
+def agree(one: Piece, other: Piece) -> bool:  # noqa: ARG001 - the codec's signature
+    """Whether both can be pieces of one answer: a row may have any form."""
+    return True
+
+
 def assemble(parsed: Parsed[Rows], pieces: Sequence[Piece]) -> Message:  # noqa: ARG001 - the codec's signature
     """Assemble the predictions of one request."""
     first: Answer = pieces[0].answer

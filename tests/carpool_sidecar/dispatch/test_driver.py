@@ -343,6 +343,38 @@ async def test_a_request_in_parts_whose_answers_are_no_json_is_sent_whole_and_co
     assert [len(call.rows) for call in world.model.received[sent:]] == [2]
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_request_in_parts_whose_answers_do_not_fit_together_is_sent_whole(world, idempotent):
+    def detect(exchange):
+        """As many boxes a row as the batch has rows, as of a detector that pads to the most of its batch."""
+        rows = json.loads(exchange.body)["inputs"][0]["shape"][0]
+        output = {"name": "y", "datatype": "INT8", "shape": [rows, rows], "data": [7] * rows**2}
+        exchange.respond(200, [], json.dumps({"outputs": [output]}).encode())
+
+    echo, world.model.behave = world.model.behave, detect
+    sidecar, client = await world.start(
+        parameters={"*": {"maxBatch": 2}}, policy={"models": [{"name": "m", "axis": "First"}], "idempotent": idempotent}
+    )
+    asked = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[3,1],"data":[1,2,3]}]}'
+    for _ in range(2):
+        answer = await client.infer(asked)
+        if idempotent:
+            assert answer.json["outputs"][0]["shape"] == [3, 3]
+        else:
+            assert (answer.status, answer.json["reason"]) == (502, "parts")
+    # Others still share batches.
+    small = asked.replace(b"[3,1]", b"[1,1]").replace(b"1,2,3", b"1")
+    world.model.behave = echo
+    first = await world.occupy(client)
+    rest = await world.queue(sidecar, *[lambda: client.infer(small)] * 2)
+    world.model.behave = lambda exchange: (detect if b"inputs" in exchange.body else echo)(exchange)
+    sent = len(world.model.received)
+    world.model.release()
+    assert (await first).status == 200
+    assert [(await one).json["outputs"][0]["shape"] for one in rest] == [[1, 2], [1, 2]]
+    assert len(world.model.received) == sent + 1
+
+
 async def test_answers_that_are_too_large_together_come_in_smaller_batches(world):
     sidecar, client = await world.start(bodies={"maxAnswer": "1Ki"})
     echo = world.model.behave
