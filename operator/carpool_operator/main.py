@@ -21,6 +21,10 @@ from carpool_operator.logs import LEVELS, set_up
 OK, FAILED, NO_CLUSTER = 0, 1, 2
 """Exit codes: stopped by a signal; a part failed for good; the cluster's address or a port is not available."""
 
+DEEPEST = 12_000
+"""Python's limit of recursion. API servers store JSON that is nested up to 10,000 levels deep, where a CRD has fields of
+any content, and with the usual 1,000 one such object ended the operator. It takes less than 2 MiB of stack."""
+
 EPILOG = """\
 Run two or more: one leads (Lease --lease-name in --namespace), the others are ready to. It keeps everything in the
 cluster: parameters in ConfigMaps beside the workloads, its key in the Secret carpool-signing-key. Without any operator
@@ -143,6 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     given = parser().parse_args(arguments)
     set_up(given.log_level)
+    sys.setrecursionlimit(DEEPEST)
     log = logging.getLogger("carpool")
     settings = Settings(
         namespaces=tuple(given.watch_namespace) or (None,),

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import pytest
 
 from carpool_operator import main as module
+from carpool_operator.cluster.fleet import KINDS
+from carpool_operator.cluster.watching import LeftOut
 from carpool_operator.main import FAILED, NO_CLUSTER, OK, main, parser
 
 
@@ -18,7 +21,7 @@ def quiet(monkeypatch):
 @pytest.fixture
 def started(monkeypatch):
     """What it would run with, if it found a cluster."""
-    seen = []
+    seen, before = [], sys.getrecursionlimit()
 
     async def run(settings, kube):
         seen.append(settings)
@@ -29,7 +32,8 @@ def started(monkeypatch):
 
     monkeypatch.setattr(module, "connect", lambda file: file)
     monkeypatch.setattr(module, "run", run)
-    return seen
+    yield seen
+    sys.setrecursionlimit(before)
 
 
 def test_flags_and_environment(started, monkeypatch):
@@ -50,6 +54,16 @@ def test_all_namespaces_are_watched_by_default(started):
     main([])
 
     assert started[0].namespaces == (None,)
+
+
+@pytest.mark.parametrize("form", ['{"a":', "["])
+def test_an_object_as_deep_as_a_server_stores_is_read(started, form):
+    main([])
+    deep, kept = 9_990, KINDS["deployments"].kept
+    spec = form * deep + "1" + ("}" if form[0] == "{" else "]") * deep
+    item = '{"metadata":{"name":"web","namespace":"ns"},"spec":{"more":' + spec + "}}"
+    page = kept.page.decode(f'{{"metadata":{{"resourceVersion":"1"}},"items":[{item}]}}')
+    assert kept.read(page.items[0], LeftOut("deployments")).metadata.name == "web"
 
 
 def test_exit_codes(started):

@@ -131,6 +131,9 @@ def test_everything_is_set_where_it_belongs(helm):
     assert {hook["timeoutSeconds"] for hook in hooks["webhooks"]} == {10}
     (injector,) = [spec for name, _, spec in pods(objects) if name == "carpool-injector"]
     assert (injector["hostNetwork"], injector["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    # Where each node has a replica, none has free ports for one more.
+    (deployment,) = of(objects, "Deployment", "carpool-injector")
+    assert deployment["spec"]["strategy"] == {"rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
     assert of(objects, "ConfigMap", "carpool-extra-object")
     assert of(objects, "ConfigMap", "carpool-extra-of-carpool")
 

@@ -64,8 +64,9 @@ KINDS = {
     ),
 }
 
-WATCHED = (PODS, HPAS, SCALED_OBJECTS)
-"""Kinds with our own watch: they change by themselves all the time. kopf watches the others."""
+WATCHED = (PODS, "replicasets", HPAS, SCALED_OBJECTS)
+"""Kinds with our own watch: they change by themselves all the time, or most of them don't matter, as the ReplicaSets of
+Deployments. kopf watches the others, and holds all of an object."""
 
 REQUIRED = [name for name, kind in KINDS.items() if not kind.optional]
 """Kinds that every cluster has."""

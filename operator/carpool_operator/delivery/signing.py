@@ -9,7 +9,7 @@ from base64 import b64decode, b64encode, urlsafe_b64encode
 from typing import TYPE_CHECKING
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -109,8 +109,8 @@ class Signer:
 def _key(name: str, pem: bytes) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(pem, password=None)
-    except ValueError as error:
-        raise BadKey(f"{SECRET} holds no PEM key under {name}: {error}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it is encrypted
+        raise BadKey(f"{SECRET} holds no PEM key without a passphrase under {name}: {error}") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise BadKey(f"{SECRET} holds a key of another kind under {name}: it has to be Ed25519")
     return key
@@ -166,20 +166,17 @@ async def obtain(writer: Writer, namespace: str) -> Signer:
 async def refresh(writer: Writer, namespace: str, signer: Signer) -> bool:
     """Sign with the Secret's present keys; returns whether they changed. A deleted Secret changes nothing.
 
-    Raises ``ApiError`` or ``BadKey``; the previous keys then stay in use.
+    The public halves are published each time: somebody may have deleted or changed them, and injectors that start
+    without them are never ready. Raises ``ApiError`` or ``BadKey``; the previous keys then stay in use.
     """
-    try:
-        body = await writer.read(path_of("v1", "secrets", namespace, SECRET))
-    except ApiError as error:
-        if error.status == 404:
-            return False
-        raise
     before = signer.public
-    signer.adopt(_entries(body))
-    if signer.public == before:
-        return False
+    try:
+        signer.adopt(_entries(await writer.read(path_of("v1", "secrets", namespace, SECRET))))
+    except ApiError as error:
+        if error.status != 404:
+            raise
     await _publish(writer, namespace, signer)
-    return True
+    return signer.public != before
 
 
 def _entries(secret: bytes) -> dict[str, bytes]:

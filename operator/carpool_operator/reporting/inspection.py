@@ -21,6 +21,7 @@ from carpool_operator.cluster.objects import LONGEST_REFUSAL
 from carpool_operator.injector.bypass import bypasses
 from carpool_operator.injector.decide import SIDECAR, self_tuned
 from carpool_operator.reporting.conditions import asks
+from carpool_operator.workloads import deployment
 from carpool_operator.workloads.metadata import Meta
 from carpool_operator.workloads.registry import BY_NAME
 
@@ -124,6 +125,13 @@ _events = msgspec.json.Decoder(_Events)
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 
+class _Deployments(Struct):
+    items: list[deployment.Raw]
+
+
+_deployments = msgspec.json.Decoder(_Deployments)
+
+
 class Inspector:
     """Keeps results, with their times. ``now``: seconds of the monotonic clock."""
 
@@ -183,8 +191,23 @@ class Inspector:
             for pod in answer.items
             if not pod.metadata.deletion_timestamp and pod.status.phase in {"Pending", "Running"}
         )
+        if found and await self._is_rolling(target):
+            found = ()
         self._missed[target] = (now, found)
         return found
+
+    async def _is_rolling(self, target: Target) -> bool:
+        """Whether the Deployment of a workload that has one is replacing its pods: the workload does not report that.
+
+        Raises ``ApiError``.
+        """
+        kind = BY_NAME[target.kind]
+        if kind.deployment is None:
+            return False
+        query: dict[str, str | int] = {"fieldSelector": f"metadata.name={kind.scaled(target.name)[1]}"}
+        path = path_of(deployment.KIND.api, deployment.KIND.plural, target.namespace)
+        found = _deployments.decode(await self._writer.read(path, query)).items
+        return any(deployment.state(each).rolling for each in found)
 
     async def bare(self, workload: Workload, now: float) -> tuple[str, ...]:
         """Return the names of a workload's pods that run without a sidecar: engines that are only watched.

@@ -31,7 +31,6 @@ class _Condition(Struct, frozen=True):
 
 
 class _Status(Struct, frozen=True, rename="camel"):
-    observed_generation: int = 0
     conditions: list[_Condition] = field(default_factory=list)
 
 
@@ -44,10 +43,12 @@ class Raw(Struct, frozen=True):
 
 
 def state(raw: Raw) -> State:
-    """Read one. Its status has no number of pods, so its minimum counts as the desired number."""
-    predictor, status = raw.spec.predictor, raw.status
-    ready = any(each.type == "PredictorReady" and each.status == "True" for each in status.conditions)
-    rolling = status.observed_generation < raw.metadata.generation or not ready
+    """Read one. Its status has no number of pods, so its minimum counts as the desired number.
+
+    Nor does it report a rollout: its ``observedGeneration`` is the Deployment's, which counts by itself.
+    """
+    predictor = raw.spec.predictor
+    rolling = not any(each.type == "PredictorReady" and each.status == "True" for each in raw.status.conditions)
     annotations = {**raw.metadata.annotations, **predictor.annotations}
     return State(annotations, f"{NAME}={raw.metadata.name},{COMPONENT}=predictor", predictor.min_replicas, rolling)
 

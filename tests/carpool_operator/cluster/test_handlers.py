@@ -66,8 +66,8 @@ def watched(api):
 
 async def test_policies_and_workloads_are_watched_and_nothing_is_written(api, running):
     api.put(*POLICY, policy("early"))
-    await api.until(lambda: len(api.watchers) == 6)
-    workloads = {"deployments", "statefulsets", "daemonsets", "replicasets"}
+    await api.until(lambda: len(api.watchers) == 5)
+    workloads = {"deployments", "statefulsets", "daemonsets"}
     assert watched(api) == {"namespaces", "batchingpolicies", *workloads}
     api.put(*POLICY, policy("late"))
     api.put(*DEPLOYMENT, deployment(annotations={"carpool.dev/slo-p99": "50ms"}))
@@ -80,7 +80,7 @@ async def test_policies_and_workloads_are_watched_and_nothing_is_written(api, ru
 
 
 async def test_where_it_gives_up_it_is_started_again_after_a_list(api, running, sync):
-    await api.until(lambda: len(api.watchers) == 6)
+    await api.until(lambda: len(api.watchers) == 5)
     # Not 410: kopf takes that for the end of the operator.
     for watcher in list(api.watchers):
         watcher.queue.put_nowait({"type": "ERROR", "object": {"code": 500, "message": "etcd is gone"}})
@@ -94,7 +94,7 @@ async def test_where_it_gives_up_it_is_started_again_after_a_list(api, running, 
 
 
 async def test_a_kind_that_comes_is_watched_and_one_that_goes_is_not(api, running, sync, lists):
-    await api.until(lambda: len(api.watchers) == 6)
+    await api.until(lambda: len(api.watchers) == 5)
     api.absent.discard("rollouts")
     await lists.once()
     sync.kinds_changed.set()
@@ -117,7 +117,7 @@ async def test_a_kind_that_comes_is_watched_and_one_that_goes_is_not(api, runnin
 
 @pytest.mark.parametrize("namespaces", [["a", "b"]])
 async def test_a_namespace_that_is_gone_stops_no_watch_of_the_others(api, running, sync, lists):
-    await api.until(lambda: len(api.watchers) == 10)
+    await api.until(lambda: len(api.watchers) == 8)
     assert {each.namespace for each in api.watchers} == {"a", "b"}
     api.close("b")
     await lists.once()
@@ -127,7 +127,7 @@ async def test_a_namespace_that_is_gone_stops_no_watch_of_the_others(api, runnin
     sync.doubted.clear()
     sync.ok.set()
 
-    await api.until(lambda: len(api.watchers) == 5)
+    await api.until(lambda: len(api.watchers) == 4)
     assert {each.namespace for each in api.watchers} == {"a"}
     api.put(*POLICY, policy(), "a")
     await api.until(lambda: len(running.policies) == 1)

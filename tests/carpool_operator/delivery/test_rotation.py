@@ -6,6 +6,8 @@ import logging
 from base64 import b64encode
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 from fleets import spec
 
 from carpool.policy.parameters import Parameters
@@ -29,6 +31,9 @@ from carpool_sidecar.admin.signatures import Authority, Refused
 TARGET = Target("shop", "Deployment", "resnet")
 WALL = 1_800_000_000.0
 OLD, NEW = new_key(), new_key()
+ENCRYPTED = Ed25519PrivateKey.generate().private_bytes(
+    Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+)
 FIRST, BOTH, LAST = {PRIVATE: OLD}, {PRIVATE: OLD, "next.pem": NEW}, {"next.pem": NEW}
 
 
@@ -123,6 +128,7 @@ def test_what_one_of_its_keys_signed_is_believed_again_after_a_restart():
         ({}, "no entry that ends in .pem"),
         ({"note": b"text"}, "no entry that ends in .pem"),
         ({PRIVATE: OLD, "next.pem": b"text"}, "under next.pem"),
+        ({PRIVATE: OLD, "next.pem": ENCRYPTED}, "without a passphrase under next.pem"),
         ({f"{number}.pem": OLD for number in range(9)}, "9 keys: sidecars take 8"),
     ],
 )
@@ -152,12 +158,28 @@ async def test_the_operator_takes_up_other_keys_while_it_runs(api, writer):
     assert api.get("v1", "configmaps", PUBLIC_MAP)["data"] == {PUBLIC: both}
 
 
+@pytest.mark.parametrize("altered", [None, {PUBLIC: "0" * 64}])
+async def test_public_keys_that_somebody_deletes_or_alters_are_published_again(api, writer, altered):
+    hold(api, FIRST)
+    signer = await obtain(writer, "ns")
+    if altered is None:
+        api.remove("v1", "configmaps", PUBLIC_MAP)
+    else:
+        api.put("v1", "configmaps", {"metadata": {"name": PUBLIC_MAP}, "data": altered})
+
+    assert not await refresh(writer, "ns", signer)
+
+    assert api.get("v1", "configmaps", PUBLIC_MAP)["data"] == {PUBLIC: Signer(OLD).public}
+
+
 async def test_keys_that_are_gone_stay_in_use(api, writer):
     hold(api, FIRST)
     signer = await obtain(writer, "ns")
     api.remove("v1", "secrets", SECRET)
+    api.remove("v1", "configmaps", PUBLIC_MAP)
 
     assert not await refresh(writer, "ns", signer)
 
+    assert api.get("v1", "configmaps", PUBLIC_MAP)["data"] == {PUBLIC: Signer(OLD).public}
     assert signer.public == Signer(OLD).public
     assert api.all("secrets") == []

@@ -69,6 +69,25 @@ async def test_pods_that_nobody_wanted_a_sidecar_for_are_not_missed(api, inspect
     assert api.log == []
 
 
+async def test_pods_that_a_rollout_is_about_to_replace_are_not_missed(api, inspector):
+    """A model that loads for minutes: until then the old pods serve, and nobody is to restart the rollout."""
+    status = {"observedGeneration": 7, "conditions": [{"type": "PredictorReady", "status": "True"}]}
+    asked = {"predictor": {"minReplicas": 2, "annotations": {"carpool.dev/inject": "true"}}}
+    web = as_kept(BY_NAME["InferenceService"], {"metadata": {"name": "web"}, "spec": asked, "status": status})
+    old = pod("web-predictor-1", injected=False)
+    old["metadata"]["labels"] |= {"serving.kserve.io/inferenceservice": "web", "component": "predictor"}
+    api.put(*POD, old)
+    made = deployment("web-predictor", replicas=2)
+    made["status"]["updatedReplicas"] = 1
+    api.put("apps/v1", "deployments", made)
+
+    assert await inspector.missed(web, [], 0.0) == ()
+
+    made["status"]["updatedReplicas"] = 2
+    api.put("apps/v1", "deployments", made)
+    assert await inspector.missed(web, [], AGAIN) == (Missed("web-predictor-1"),)
+
+
 async def test_nobody_is_asked_while_the_numbers_match(api, inspector):
     one = as_kept(RawPod, pod())
 
