@@ -22,7 +22,7 @@ OK, FAILED, NO_CLUSTER = 0, 1, 2
 """Exit codes: stopped by a signal; a part failed for good; the cluster's address or a port is not available."""
 
 DEEPEST = 12_000
-"""Python's limit of recursion. API servers store JSON that is nested up to 10,000 levels deep, where a CRD has fields of
+"""Python's limit of recursion. API servers store JSON nested up to 10,000 levels deep, where a CRD has fields of
 any content, and with the usual 1,000 one such object ended the operator. It takes less than 2 MiB of stack."""
 
 EPILOG = """\
