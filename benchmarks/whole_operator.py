@@ -1,10 +1,10 @@
 """`python benchmarks/whole_operator.py`: what an operator of a large cluster takes: CPU a pass, memory, time to settle.
 
-The real `carpool-operator` over 1,000 policies and 5,000 pods, and 10,000 old ReplicaSets of 4 KB: an API server and the
-pods' admin ports are faked at the network's edge, on 127.x, in a process of their own. The first passes are the dearest:
-every model is searched for the first time. It runs until all have settled, and then on for what a pass costs that finds
-nothing to do. As in the image, the core is machine code, where there is a compiler. What deciding alone costs is for
-`fleet.py`. Exit code 1: beyond a limit, or not settled in time.
+The real `carpool-operator` over 1,000 policies and 5,000 pods, beside 10,000 old ReplicaSets of 4 KB: an API server and
+the pods' admin ports are faked at the network's edge, on 127.x, in a process of their own. The first passes are the
+dearest: every model is searched for the first time. It runs until all have settled, and then on for what a pass costs
+that finds nothing to do. As in the image, the core is machine code, where there is a compiler. What deciding alone
+costs is for `fleet.py`. Exit code 1: beyond a limit, or not settled in time.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 from typing import TYPE_CHECKING
 
+import click
 import msgspec
 
 if TYPE_CHECKING:
@@ -17,6 +18,12 @@ NO_ANSWER = (OSError, http.client.HTTPException)
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Not JSON, not UTF-8, nested too deeply, or of an unexpected form."""
+
+
+class BadFile(click.ClickException):
+    """A file of the user's that can't be read, or has other content than it should."""
+
+    exit_code = 2
 
 
 def get(address: Address, path: str, timeout: float, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:

@@ -56,6 +56,19 @@ class DurationType(click.ParamType[float]):
         return float(Duration.parse(text))
 
 
+class PercentType(click.ParamType[int]):
+    """A whole number from 1 to 100; a percent sign may stand behind it."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - click's signature
+        """Read ``60`` or ``60%``."""
+        found = re.fullmatch(r"([0-9]{1,3})%?", str(value))
+        if found is None or not 1 <= int(found[1]) <= 100:
+            self.fail(f"{value!r}: write a whole number from 1 to 100, e.g. 60", param, ctx)
+        return int(found[1])
+
+
 class AgoType(click.ParamType[float]):
     """Seconds, written as hours, days or weeks."""
 
@@ -290,7 +303,7 @@ def objective_options(command: Callable[..., Any]) -> Callable[..., Any]:
     target = click.option(
         "--target-utilization",
         "target_utilization",
-        type=click.IntRange(1, 100),
+        type=PercentType(),
         metavar="PERCENT",
         help="How busy the device may be before Balanced waits for larger batches.  [default: 60]",
     )

@@ -15,6 +15,7 @@ from carpool.policy.plain import PolicyError
 from carpool_sidecar.admin.signatures import Authority
 from carpool_sidecar.config import own_address
 from carpool_sidecar.config.descriptors import raise_limit
+from carpool_sidecar.config.hints import not_utf8
 from carpool_sidecar.config.settings import SidecarConfig, is_address, parse, parse_injected
 from carpool_sidecar.llm import process
 from carpool_sidecar.logs import set_up
@@ -122,7 +123,7 @@ def load(path: Path) -> str:
     except OSError as error:
         raise PolicyError("config", f"{error.strerror}: name a file with --config") from None
     except UnicodeDecodeError as error:
-        raise PolicyError("config", f"not UTF-8: {error}") from None
+        raise PolicyError("config", not_utf8(error)) from None
 
 
 def from_environment(name: str) -> str:

@@ -29,6 +29,7 @@ from carpool_operator.injector.patch import CONFIG, patch, unpatch
 from carpool_operator.injector.reasons import NOTES, Note, Reason, Skip
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.kind import Kind, at
+from carpool_sidecar.config.hints import not_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,7 +162,7 @@ def command(
 
     Unchanged parts are printed as they were, comments included. A workload with a sidecar, or with
     carpool.dev/inject: "false" in its pod template, is left alone. The annotations of the
-    template (carpool.dev/container, -/port, ...) count. The same input gives the same output.
+    template (carpool.dev/container, carpool.dev/port, ...) count. The same input gives the same output.
 
     Without --public-key a sidecar could not verify an operator's changes, so it accepts none: give --slo-p99 then,
     and each sidecar tunes itself.
@@ -187,7 +188,7 @@ def command(
             public_key=None if public_key is None else _key(public_key),
             policy=None if slo_p99 is None else _policy(slo_p99),
         )
-    text = _read(source)
+    text, line_end = _read(source)
     found = Found([], [], [])
     try:
         secret = b"" if drain_secret is None else drain_secret.read_bytes()
@@ -196,7 +197,7 @@ def command(
         raise Wrong(f"{drain_secret}: {error.strerror}") from None
     except NotManifests as error:
         raise Wrong(f"{'standard input' if source == '-' else source}: {error}: {MANIFESTS}") from None
-    click.echo(printed, nl=False)
+    click.echo(printed.replace("\n", line_end), nl=False)
     for line in _notes(found):
         click.echo(line, err=True)
     if any(outcome.lacking for outcome in found.outcomes):
@@ -246,13 +247,16 @@ def _broken(outcome: Outcome, others: list[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def _read(source: str) -> str:
+def _read(source: str) -> tuple[str, str]:
+    """Return a text with line feeds alone, and what ends its lines."""
     try:
-        return sys.stdin.read() if source == "-" else Path(source).read_text("utf-8")
+        content = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        text = content.decode("utf-8")
     except OSError as error:
         raise Wrong(f"{source}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise Wrong(f"{source}: not UTF-8") from None
+    except UnicodeDecodeError as error:
+        raise Wrong(f"{source}: {not_utf8(error)}") from None
+    return text.replace("\r\n", "\n"), "\r\n" if "\r\n" in text else "\n"
 
 
 def _key(given: str) -> str:
@@ -360,6 +364,7 @@ def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - 
         if settings is None:
             restored = _restored(pod, name, found.outcomes)
             return thing if restored is None else _with(changed, job or of, restored)
+        _check_texts(name, changed, pod)
         where: str | None = changed["metadata"].get("namespace") or asked.namespace
         target = None
         if settings.policy is None:
@@ -393,6 +398,15 @@ def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - 
     told = tuple(Note(note) for note in notes)
     found.outcomes.append(Outcome(name, None, told, problems, where, pod_changed, thing))
     return _with(changed, job or of, pod_changed)
+
+
+def _check_texts(name: str, *things: Any) -> None:  # noqa: ANN401 - any YAML
+    """Raise ``Wrong`` if one of our annotations is no text: YAML takes 8000 for a number, and Kubernetes refuses it."""
+    for thing in things:
+        for key, value in ((thing.get("metadata") or {}).get("annotations") or {}).items():
+            if str(key).startswith(names.PREFIX) and not isinstance(value, str):
+                text = str(value).lower() if isinstance(value, bool) else value
+                raise Wrong(f'{name}: {key} is {text}, which is no text: write "{text}", in quotes')
 
 
 def _is_made_elsewhere(of: Kind, thing: dict[str, Any]) -> bool:

@@ -128,7 +128,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     type=click.Choice([each.value for each in ShedAt], case_sensitive=False),
     default=ShedAt.AUTOMATIC.value,
     show_default=True,
-    help="Refuse requests that would miss this. Automatic: the SLO if the queue is too long for it, else the deadline.",
+    help="Refuse requests that would miss this. Automatic: the SLO where device time is scarce, else the deadline.",
 )
 @click.option(
     "--autoscaler",

@@ -26,6 +26,7 @@ from carpool_cli.live.launch import Child, LaunchError, event_of, explained, rea
 from carpool_cli.options import DURATION, Address, objective_options
 from carpool_sidecar.admin.health import UNASKED
 from carpool_sidecar.config import own_address
+from carpool_sidecar.config.hints import not_utf8
 from carpool_sidecar.config.settings import SidecarConfig, address_of, read
 
 if TYPE_CHECKING:
@@ -175,7 +176,9 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
             ground = read(watched.read_text("utf-8"))
         except OSError as error:
             raise click.UsageError(f"{watched}: {error.strerror}: name a file with --config") from None
-        except (PolicyError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            raise click.UsageError(f"{watched}: {not_utf8(error)}") from None
+        except PolicyError as error:
             raise click.UsageError(f"{watched}: {error}") from None
         plain = {**to_plain(ground), "listen": ground.listen}
     elif options["slo"] is None and options["ttft"] is None:

@@ -29,8 +29,10 @@ from carpool.policy.spec import (
     TuningMode,
 )
 from carpool.simulation.simulator import Device, table
+from carpool_cli.answers import BadFile
 from carpool_cli.live.figures import number
 from carpool_cli.planning.traces import Trace, azure_llm_2023, scaled
+from carpool_sidecar.config.hints import not_utf8
 from carpool_sidecar.config.settings import parse
 
 if TYPE_CHECKING:
@@ -111,14 +113,16 @@ def held(policy: BatchingPolicy, parameters: Parameters) -> BatchingPolicy:
 def configured(path: Path) -> tuple[BatchingPolicy, Parameters]:
     """Return the policy of a sidecar's file, and the initial parameters of a model that it does not name.
 
-    Raises ``click.ClickException`` naming the field.
+    Raises ``BadFile`` naming the field.
     """
     try:
         config = parse(path.read_text("utf-8"))
     except OSError as error:
-        raise click.ClickException(f"{path}: {error.strerror}") from None
-    except (PolicyError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{path}: {error}") from None
+        raise BadFile(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{path}: {not_utf8(error)}") from None
+    except PolicyError as error:
+        raise BadFile(f"{path}: {error}") from None
     return config.policy, config.parameters_of("")
 
 
@@ -191,7 +195,7 @@ def burstiness(times: list[float]) -> Fitted:
 def read_trace(path: Path, rate: float | None) -> tuple[list[float], str]:
     """Read recorded arrivals: seconds, one per line, or the Azure LLM trace of 2023; rescaled to ``rate`` if given.
 
-    Raises ``click.ClickException`` naming the file and the line.
+    Raises ``BadFile`` naming the file and the line.
     """
     found = find(path)
     try:
@@ -199,11 +203,13 @@ def read_trace(path: Path, rate: float | None) -> tuple[list[float], str]:
         azure: TokenTrace | None = azure_llm_2023(lines) if lines and "," in lines[0] else None
         recorded = list(azure.times) if azure else sorted(float(line) for line in lines if line.strip())
     except OSError as error:
-        raise click.ClickException(f"{found}: {error.strerror}") from None
+        raise BadFile(f"{found}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{found}: {not_utf8(error)}") from None
     except ValueError as error:
-        raise click.ClickException(f"{found}: {error}; a trace has one arrival a line, in seconds") from None
+        raise BadFile(f"{found}: {error}; a trace has one arrival a line, in seconds") from None
     if len(recorded) < 2 or recorded[0] == recorded[-1] or not all(map(math.isfinite, recorded)):
-        raise click.ClickException(f"{found}: needs at least two arrivals at different times")
+        raise BadFile(f"{found}: needs at least two arrivals at different times")
     if rate is None:
         mean = (len(recorded) - 1) / (recorded[-1] - recorded[0])
         return scaled(recorded, 1.0), f"{found.name} at its own pace, {number(mean)}/s"
@@ -219,7 +225,7 @@ def find(path: Path) -> Path:
     for candidate in (folder / named for folder in folders):
         if candidate.is_file():
             return candidate
-    raise click.ClickException(f"{named}: {NO_TRACE}")
+    raise BadFile(f"{named}: {NO_TRACE}")
 
 
 def percent(share: float) -> str:

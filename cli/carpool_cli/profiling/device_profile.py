@@ -5,12 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import msgspec
 from msgspec import Meta, Struct
 
 from carpool.learning.latency_model import ServiceTime
-from carpool_cli.answers import UNREADABLE
+from carpool_cli.answers import UNREADABLE, BadFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,22 +45,22 @@ class DeviceProfile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 def load(path: Path) -> DeviceProfile:
     """Read a profile file.
 
-    Raises ``click.ClickException`` naming the file, the field and its format.
+    Raises ``BadFile`` naming the file, the field and its format.
     """
     try:
         profile = msgspec.json.decode(path.read_bytes(), type=DeviceProfile)
     except OSError as error:
-        raise click.ClickException(f"{path}: {error.strerror}") from None
+        raise BadFile(f"{path}: {error.strerror}") from None
     except UNREADABLE as error:
-        raise click.ClickException(
+        raise BadFile(
             f"{path}: {error}. A profile has name, source, executors, rows, seconds, cv; `carpool profile` writes one"
         ) from None
     if len(profile.rows) != len(profile.seconds):
-        raise click.ClickException(
+        raise BadFile(
             f"{path}: {len(profile.rows)} rows but {len(profile.seconds)} seconds: give one time for each batch size"
         )
     if any(after <= before for before, after in pairwise(profile.rows)):
-        raise click.ClickException(f"{path}: rows must ascend")
+        raise BadFile(f"{path}: rows must ascend")
     return profile
 
 

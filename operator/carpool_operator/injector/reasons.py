@@ -96,7 +96,7 @@ REASONS = {
     Reason.NO_PORT: Page(
         "The model's container names no port.",
         "Name the port that it serves on in the container's `ports`, or annotate the template with "
-        "`carpool.dev/port: <number>`.",
+        '`carpool.dev/port: "8000"`.',
     ),
     Reason.UNKNOWN_PORT: Page(
         "`carpool.dev/port` names no port of the model's container.",

@@ -57,7 +57,8 @@ METRICS = (
         "batches",
         "counter",
         _CELL,
-        "Batches answered, neither cold nor stalled: once with 0 as the last label, else to learn server concurrency",
+        "Batches answered, neither cold nor stalled: those with 0 as the last label. Others repeat some of them, to "
+        "learn server concurrency: don't add them up",
     ),
     Metric("batch_busy_seconds", "counter", _CELL, "Their seconds with the upstream"),
     Metric(

@@ -36,6 +36,11 @@ _EXAMPLES = {
 }
 
 
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Return what is wrong with a file's encoding."""
+    return f"byte {error.start + 1} is not UTF-8: save the file as UTF-8"
+
+
 def explained(found: PolicyError, plain: Any, kind: type[Struct], inner: Mapping[str, type[Struct]]) -> PolicyError:  # noqa: ANN401 - whatever the file holds
     """Return the error with what to write instead.
 

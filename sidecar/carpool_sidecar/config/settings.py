@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -150,7 +152,8 @@ class Bodies(Camel, frozen=True):
     max_buffered: Quantity = Quantity(512 * 2**20)
     """Everything that is held of requests and answers, until nobody needs it any more.
 
-    What has no room gets 503, or goes on as it comes where nothing is batched and nobody set how many calls at once.
+    What has no room gets 503. Or it is forwarded unbuffered, if its model is not batched now and nobody set
+    `maxInFlight`.
     """
     max_answer: Quantity | None = None
     """Larger ones of the upstream become 502. Unset: 256Mi, or `maxBuffered` where that is less."""
@@ -254,7 +257,10 @@ class SidecarConfig(Camel, frozen=True):
                 "changes", "a change counts only if it is signed: name the publicKey that it is signed by"
             )
         if self.shutdown.lame >= self.shutdown.limit:
-            raise PolicyError("shutdown.limit", f"{self.shutdown.limit} leaves no time to finish after lame")
+            raise PolicyError(
+                "shutdown.limit",
+                f"{self.shutdown.limit} leaves no time after lame, {self.shutdown.lame}: raise it or lower lame",
+            )
         for name, size in (("maxRequest", self.bodies.max_request), ("maxAnswer", self.bodies.largest_answer)):
             if self.bodies.max_buffered < size:
                 raise PolicyError(
@@ -268,6 +274,7 @@ class SidecarConfig(Camel, frozen=True):
             )
         if self.jobs is not None and not self.jobs.path.strip():
             raise PolicyError("jobs.path", "is empty: name a file, e.g. /var/lib/carpool/jobs.db")
+        _validate_timeouts(self)
         if self.upstream is not None:
             _validate_url(self.upstream.url)
             if self.upstream.ready is not None and not self.upstream.ready.startswith("/"):
@@ -320,8 +327,13 @@ FIXED_AT_START = (
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is ``host:port``."""
+    """Whether a text is ``host:port``; an IPv6 address may have brackets around it."""
     host, _, port = text.rpartition(":")
+    if ":" in host:
+        try:
+            ip_address(host.strip("[]"))
+        except ValueError:
+            return False
     return bool(host) and port.isdigit() and int(port) <= 65535
 
 
@@ -402,11 +414,21 @@ def _has_each_key_once(text: str) -> bool:
     return all(counts)
 
 
+def _validate_timeouts(config: SidecarConfig) -> None:
+    """Refuse times in which nothing can end: elsewhere 0 means that there is no limit. Only ``patience`` may be 0."""
+    for name, part in (("upstream", config.upstream), ("llm", config.llm), ("jobs", config.jobs)):
+        for member in () if part is None else msgspec.structs.fields(part):
+            value = getattr(part, member.name)
+            if isinstance(value, Duration) and value <= 0 and member.name != "patience":
+                raise PolicyError(f"{name}.{member.encode_name}", "must be longer than 0s; drop it for the default")
+
+
 def _validate_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         good = parts.scheme == "unix" and parts.path.startswith("/")
         good = good or (parts.scheme == "http" and bool(parts.hostname) and parts.path in {"", "/"} and not parts.query)
+        good = good and not re.search(r"\s", url)
         _ = parts.port
     except ValueError:
         good = False

@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from carpool_sidecar.config.hints import not_utf8
+
 
 class _Loader(yaml.SafeLoader):
     """``SafeLoader`` that refuses repeated keys."""
@@ -37,6 +39,8 @@ def problem(error: Exception) -> str:
     """Return what is wrong with a text, in one line; the caller adds the file's name."""
     if isinstance(error, yaml.reader.ReaderError):
         return f"character {error.position + 1} is U+{error.character:04X}, which a YAML file can't have: delete it"
+    if isinstance(error, UnicodeDecodeError):
+        return not_utf8(error)
     if str(error).startswith("Out of range float"):
         return "it has .nan or .inf: write a finite number"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:

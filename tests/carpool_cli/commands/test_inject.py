@@ -405,6 +405,11 @@ def test_nothing_with_pods_is_said(inject):
             ("--public-key", KEY),
             "a Deployment is not a valid Kubernetes object",
         ),
+        (
+            "kind: Pod\nmetadata: {name: x, annotations: {carpool.dev/port: 8000}}\nspec: {containers: []}\n",
+            ("--slo-p99", "50ms"),
+            'pod/x: carpool.dev/port is 8000, which is no text: write "8000", in quotes',
+        ),
         ("kind: X\n---\nb: [\n", ("--slo-p99", "50ms"), "line "),
         ("kind: Deployment\n", ("--slo-p99", "50ms"), "a Deployment is not a valid Kubernetes object"),
         (
@@ -534,6 +539,10 @@ def test_undo_restores_the_manifests(inject, options):
     assert inject(inject(MANIFESTS, *options, "-n", "models").stdout, "--undo").stdout == MANIFESTS
     in_braces = "".join(f"--- # next\n{FLOW.replace('resnet', name)}" for name in ("one", "two"))
     assert inject(inject(in_braces, *options, "-n", "models").stdout, "--undo").stdout == in_braces
+    lines_of_windows = BLOCK.replace("\n", "\r\n")
+    injected = inject(lines_of_windows, *options).stdout_bytes
+    assert injected.count(b"\n") == injected.count(b"\r\n")
+    assert inject(injected.decode(), "--undo").stdout_bytes.decode() == lines_of_windows
     # JSON
     plain = json.dumps(next(yaml.safe_load_all(BLOCK)), indent=4) + "\n"
     assert inject(inject(plain, *options).stdout, "--undo").stdout == plain

@@ -61,6 +61,28 @@ def test_a_load_that_nothing_holds_exits_1(carpool, profile):
     assert "no configuration meets the SLO" in result.output
 
 
+def test_a_file_that_can_not_be_used_exits_2(carpool, profile, tmp_path):
+    load = ("--slo-p99", "50ms", "--rate", 300)
+    latin = tmp_path / "latin"
+    latin.write_bytes(b"0.1\n# caf\xe9\n")
+    for options in (("--profile", "nope.json"), ("--profile", latin), ("--profile", profile, "--trace", latin)):
+        result = carpool("recommend", *options, *load)
+        assert result.exit_code == 2, options
+        assert len(result.output.splitlines()) == 1
+    assert "latin: byte 10 is not UTF-8: save the file as UTF-8" in result.output
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [("60", True), ("60%", True), ("0.6", False), ("101", False), ("0%", False)]
+)
+def test_a_target_may_have_its_sign(carpool, profile, given, taken):
+    result = carpool(
+        "recommend", "--profile", profile, "--slo-p99", "50ms", "--rate", 300, "--target-utilization", given
+    )
+    assert result.exit_code == (0 if taken else 2)
+    assert ("write a whole number from 1 to 100, e.g. 60" in result.output) != taken
+
+
 def test_a_trace_gives_rate_and_burstiness(carpool, profile, tmp_path):
     trace = tmp_path / "t.txt"
     trace.write_text("\n".join(str(step // 20 + step % 20 / 1000) for step in range(4000)))

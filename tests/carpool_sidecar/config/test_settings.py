@@ -48,6 +48,11 @@ def test_a_unix_socket_is_an_upstream():
     assert parse(plain(upstream={"url": "unix:/run/model.sock"})).upstream.address == ("", 0, "/run/model.sock")
 
 
+def test_a_server_may_be_given_no_patience_and_an_address_of_ipv6():
+    config = parse(plain(upstream={"url": "http://h:1", "patience": "0s"}, listen="[::1]:80", admin="::1:81"))
+    assert (address_of(config.listen), address_of(config.admin)) == (("::1", 80), ("::1", 81))
+
+
 def test_an_onnx_file_names_its_model():
     config = parse(plain(upstream=None, onnx={"path": "/models/resnet50.onnx"}))
     assert config.onnx.model == "resnet50"
@@ -78,6 +83,12 @@ def test_an_onnx_file_names_its_model():
         (plain(upstream=None, onnx="m.onnx"), "onnx", "write onnx: {path: m.onnx}"),
         (plain(upstream={"url": "http://h:1/path"}), "upstream.url", "without a path"),
         (plain(upstream={"url": "http://h:x"}), "upstream.url", "http://host:port"),
+        (plain(upstream={"url": "http://my host:1"}), "upstream.url", "http://host:port"),
+        (plain(upstream={"url": "http://h", "timeout": "0s"}), "upstream.timeout", "must be longer than 0s; drop it"),
+        (plain(upstream={"url": "http://h", "connectTimeout": 0}), "upstream.connectTimeout", "longer than 0s"),
+        (plain(upstream=None, llm={"path": "m.gguf", "timeout": "0s"}), "llm.timeout", "longer than 0s"),
+        (plain(jobs={"path": "/j", "finishWithin": "0s"}), "jobs.finishWithin", "longer than 0s"),
+        (plain(listen="10.0.0.1:8080:9"), "listen", "host:port"),
         (plain(upstream={"url": "http://h", "ready": "x"}), "upstream.ready", "begin it with /"),
         (plain(policy={"slo": {"latency": {}}}), "policy.slo.latency", "at least one of p50"),
         (
@@ -95,7 +106,11 @@ def test_an_onnx_file_names_its_model():
             "a whole number where a mapping is expected: its fields are maxBatch",
         ),
         (plain(parameters={"maxBatch": 8}), "parameters[maxBatch]", 'parameters: {"*": {maxBatch: 8}}'),
-        (plain(shutdown={"lame": "30s"}), "shutdown.limit", "30s leaves no time"),
+        (
+            plain(shutdown={"lame": "30s"}),
+            "shutdown.limit",
+            "30s leaves no time after lame, 30s: raise it",
+        ),
         (plain(publicKey="beef"), "publicKey", "write the 64 hex digits"),
         (plain(changes="/etc/carpool/change"), "changes", "name the publicKey"),
         (plain(drainKey="short"), "drainKey", ">= 16"),
