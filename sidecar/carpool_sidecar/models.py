@@ -7,6 +7,7 @@ request is not batched and is counted under ``<other>``.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -266,18 +267,21 @@ class Resolver:
     async def run(self) -> None:
         """Resolve the table's entries until cancelled; ask again every ``REFRESH``, ``SOON`` if loading."""
         clock = asyncio.get_running_loop().time
-        refresh = clock() + REFRESH
+        soon, refresh = clock() + SOON, clock() + REFRESH
         while True:
-            try:
-                async with asyncio.timeout(SOON):
+            # The deadline does not move with each entry: a client may name unknown models all the time.
+            entry = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(soon):
                     entry = await self._table.unresolved()
-            except TimeoutError:
+            if entry is not None:
+                await self.resolve(entry)
+            if clock() >= soon:
                 is_due = clock() >= refresh
                 self._table.ask_again(loading=not is_due)
+                soon = clock() + SOON
                 if is_due:
                     refresh = clock() + REFRESH
-            else:
-                await self.resolve(entry)
 
     async def resolve(self, entry: Entry) -> None:
         """Ask about one entry: Triton's configuration first, as only that names the largest batch."""
@@ -320,7 +324,7 @@ def _outline(metadata: bytes) -> bytes:
     """Return the part of a model's metadata that distinguishes versions, independent of order."""
     try:
         model: Any = msgspec.json.decode(metadata)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return metadata
     if not isinstance(model, dict):
         return metadata

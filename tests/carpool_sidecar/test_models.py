@@ -234,6 +234,39 @@ async def test_the_background_asks_about_what_is_new_and_then_again(forgotten, w
     task.cancel()
 
 
+async def test_a_client_with_wrong_names_does_not_keep_the_others_from_being_asked_about(
+    forgotten, wait_until, monkeypatch
+):
+    monkeypatch.setattr(models, "SOON", 0.02)
+    monkeypatch.setattr(models, "REFRESH", 0.04)
+    table = ModelTable([Model(name="good")], forgotten.append)
+    server = Server(good=Document(200, metadata([-1])))
+    made = Resolving(table, server)
+    task = asyncio.create_task(made.run())
+
+    async def stray():
+        for number in range(1000):
+            table.missing(table.entry(endpoint(f"wrong-{number}")))
+            await asyncio.sleep(0.001)
+
+    stranger = asyncio.create_task(stray())
+    await wait_until(lambda: server.asked.count(b"/v2/models/good") > 3)
+    assert not stranger.done()
+    task.cancel()
+    stranger.cancel()
+
+
+@pytest.mark.parametrize("body", [b'{"name": "caf\xe9"}', b"[" * 100_000])
+async def test_metadata_that_can_not_be_read_end_nothing(forgotten, wait_until, body):
+    table = ModelTable([Model(name="odd")], forgotten.append)
+    made = Resolving(table, Server(odd=Document(200, body), good=Document(200, metadata([-1]))))
+    task = asyncio.create_task(made.run())
+    await wait_until(lambda: table.entry(endpoint("odd")).axis is not None)
+    assert table.entry(endpoint("good")).alone == "axis-unknown"
+    await wait_until(lambda: table.entry(endpoint("good")).alone is None)
+    task.cancel()
+
+
 async def test_a_server_that_does_not_describe_a_model_yet_is_asked_again_soon(forgotten, wait_until, monkeypatch):
     monkeypatch.setattr(models, "SOON", 0.01)
     table = ModelTable([Model(name="known"), Model(name="other"), Model(name="loading")], forgotten.append)

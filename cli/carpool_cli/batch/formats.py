@@ -12,15 +12,15 @@ from msgspec import Raw
 
 from carpool_cli.load.servers import Request
 from carpool_cli.profiling import arrays
-from carpool_cli.profiling.arrays import DTYPES
 from carpool_cli.profiling.targets import ServerTarget, TargetError
+from carpool_sidecar.backends import arrays as backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from carpool_cli.load.servers import InputSpec
-    from carpool_cli.profiling.arrays import Arrays
+    from carpool_cli.profiling.arrays import Array, Arrays
     from carpool_cli.profiling.targets import Target
 
 Row: TypeAlias = Any
@@ -176,7 +176,20 @@ class JsonLines:
                 raise ValueError(f"no {missing[0]!r} in it")
         else:
             value = {self._specs[0].name: value}
-        return {spec.name: np.array(value[spec.name], DTYPES.get(spec.datatype)) for spec in self._specs}
+        return {spec.name: _array(value[spec.name], spec) for spec in self._specs}
+
+
+def _array(value: object, spec: InputSpec) -> Array:
+    """Make an array of a JSON value, as the sidecar does: a value of another kind is an error, and not converted.
+
+    Raises ``ValueError``.
+    """
+    if spec.datatype not in backend.DTYPES:
+        return np.array(value)
+    try:
+        return backend.array(value, backend.Spec(spec.name, spec.datatype, ()), "the row")
+    except backend.Invalid as error:
+        raise ValueError(str(error)) from None
 
 
 class Npz:

@@ -191,7 +191,10 @@ class Job:
                     waiting.cancel()
                 if under_way:
                     self._abandon()
-        self._commit(self._source.position, self._source.number)
+        position, number = self._source.position, self._source.number
+        if number > self._written:  # blank lines at the end: another shard's lines may follow
+            self._take(Served([], [], [], None, too_large=False, position=position, number=number))
+        self._commit(position, number)
 
     def _too_many(self) -> bool:
         return self._max_bad is not None and self.skipped > self._max_bad

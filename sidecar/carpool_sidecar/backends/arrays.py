@@ -194,19 +194,19 @@ def read_v2(
         if length is None and tensor.data is None:
             raise Invalid(f"inputs[{index}]: shared memory is not served here: send the data")
         if length is None:
-            array = _array(tensor.data, spec, f"inputs[{index}].data", shape)
+            read = array(tensor.data, spec, f"inputs[{index}].data", shape)
         else:
             where = f"inputs[{index}].parameters.binary_data_size"
             if type(length) is not int or not 0 <= length <= len(body) - at:
                 raise Invalid(f"{where}: {length!r}, and {len(body) - at} bytes are left of the body")
             try:
-                array = _from_binary(memoryview(body)[at : at + length], spec, shape)
+                read = _from_binary(memoryview(body)[at : at + length], spec, shape)
             except (ValueError, struct.error):
                 raise Invalid(f"{where}: {length} bytes are no {datatype} {shape}") from None
             at += length
         if name in arrays:
             raise Invalid(f"inputs[{index}].name: {name!r} comes twice")
-        arrays[name] = _fitting(array, spec, f"inputs[{index}]")
+        arrays[name] = _fitting(read, spec, f"inputs[{index}]")
     _complete(arrays, specs)
     if at != len(body):
         raise Invalid(f"body: {len(body) - at} bytes follow the binary data that its inputs name")
@@ -215,6 +215,8 @@ def read_v2(
         if "classification" in output.parameters:
             raise Invalid(f"outputs[{index}].parameters: classification is not served here: take the largest yourself")
     asked = [(output.name, output.parameters.get("binary_data", binary)) for output in request.outputs]
+    if len({name for name, _ in asked}) < len(asked):
+        raise Invalid("outputs: an output comes twice: name each once")
     if unknown := sorted({name for name, _ in asked} - {spec.name for spec in outputs}):
         raise Invalid(f"outputs: the model has no output {', '.join(unknown)}")
     return arrays, Asked(asked or [(spec.name, binary) for spec in outputs], request.id)
@@ -228,14 +230,14 @@ def write_v2(
     tail: list[Buffer] = []
     described = []
     for name, binary in asked.outputs:
-        array, datatype = outputs[name], datatypes[name]
-        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
+        output, datatype = outputs[name], datatypes[name]
+        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": output.shape}
         if binary or datatype == "FP16":
-            data = _to_binary(array, datatype)
+            data = _to_binary(output, datatype)
             entry["parameters"] = {"binary_data_size": len(data)}
             tail.append(data)
         else:
-            entry["data"] = array.ravel().tolist()
+            entry["data"] = output.ravel().tolist()
         described.append(entry)
     answer: dict[str, Any] = {"model_name": model, "model_version": "1", "outputs": described}
     if asked.id is not None:
@@ -253,7 +255,7 @@ def _columns(columns: Mapping[str, Any], inputs: Sequence[Spec], where: str) -> 
         spec = specs.get(name)
         if spec is None:
             raise Invalid(f"{where}: the model has no input {name!r}, it has {sorted(specs)}")
-        arrays[name] = _fitting(_array(values, spec, where), spec, where)
+        arrays[name] = _fitting(array(values, spec, where), spec, where)
     _complete(arrays, specs)
     return arrays
 
@@ -263,50 +265,57 @@ def _complete(arrays: Mapping[str, object], specs: Mapping[str, Spec]) -> None:
         raise Invalid(f"inputs: {', '.join(missing)} missing")
 
 
-def _array(values: object, spec: Spec, where: str, shape: Sequence[int] | None = None) -> NDArray[Any]:
+def array(values: object, spec: Spec, where: str, shape: Sequence[int] | None = None) -> NDArray[Any]:
     """Make an array of JSON values. Values that don't fit the datatype are an error: nothing is cut or wrapped."""
+    if unfit := _leaves(values) - _FROM_JSON[spec.datatype]:
+        got = " and ".join(sorted(_JSON[each] for each in unfit))
+        raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {got}")
     try:
-        array = (
-            _of_strings(values) if spec.datatype == "BYTES" else _of_numbers(values, np.dtype(DTYPES[spec.datatype]))
+        made = (
+            # As objects: numpy's own strings end at their last NUL, and are each as long as the longest.
+            np.asarray(values, dtype="O")
+            if spec.datatype == "BYTES"
+            else _of_numbers(values, np.dtype(DTYPES[spec.datatype]))
         )
-        if array is None:
-            got = np.asarray(values).dtype
-            # numpy names string types by their bits.
-            raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {'text' if got.kind == 'U' else got.name}")
-        return array if shape is None else array.reshape(shape)
+        return made if shape is None else made.reshape(shape)
     except (ValueError, OverflowError, TypeError) as error:
         raise Invalid(f"{where}: {error}") from None
 
 
-_FROM_JSON = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
-"""Kinds of array accepted from JSON values, by the kind that the model needs; no fraction is cut off."""
+_JSON = {str: "text", bool: "bool", int: "int", float: "float", dict: "object", type(None): "null"}
+"""Names of JSON's types."""
+
+_BY_KIND: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
+_FROM_JSON = {datatype: _BY_KIND[np.dtype(dtype).kind] for datatype, dtype in DTYPES.items()}
+"""Types of JSON values that a datatype takes: no fraction is cut off, and no text is read as a number."""
 
 
-_NUMBERS: Mapping[str, set[type]] = {"i": {int}, "u": {int}, "f": {int, float}}
+def _leaves(values: object) -> set[type]:
+    """Return the types of what is in nested lists.
+
+    Before numpy looks at them: of one long text and many short ones it would make an array of long ones.
+    """
+    found, lists = set[type](), [values]
+    while lists:
+        one = lists.pop()
+        if type(one) is not list:
+            found.add(type(one))
+            continue
+        types = set(map(type, one))
+        if list in types:
+            lists += [each for each in one if type(each) is list]
+        found |= types - {list}
+    return found
 
 
-def _of_strings(values: object) -> NDArray[Any] | None:
-    # As objects: numpy's own strings end at their last NUL, and are each as long as the longest.
-    array = np.asarray(values, dtype="O")
-    return array if all(type(value) is str for value in array.ravel()) else None
-
-
-def _of_numbers(values: object, wanted: np.dtype[Any]) -> NDArray[Any] | None:
-    array = np.asarray(values)
-    if array.dtype.kind not in _FROM_JSON[wanted.kind]:
-        # A mix of 64-bit and smaller integers, or larger ones, becomes floats or objects without a dtype.
-        array = np.asarray(values, dtype="O")
-        if wanted.kind == "b" or not {type(value) for value in array.ravel()} <= _NUMBERS[wanted.kind]:
-            return None
-        if wanted.kind == "f":
-            array = array.astype("f8")
-    if wanted.kind in "iu":
+def _of_numbers(values: object, wanted: np.dtype[Any]) -> NDArray[Any]:
+    if wanted.kind in "iub":
         return np.asarray(values, dtype=wanted)  # through Python's numbers: one out of range is an error, not wrapped
     with np.errstate(over="ignore"):
-        array = array.astype(wanted)
-    if wanted.kind == "f" and np.isinf(array).any():  # JSON has none
+        made = np.asarray(values, dtype="f8").astype(wanted)
+    if np.isinf(made).any():  # JSON has none
         raise OverflowError(f"a number is out of bounds for {wanted.name}")
-    return array
+    return made
 
 
 def _fitting(array: NDArray[Any], spec: Spec, where: str) -> NDArray[Any]:
@@ -336,8 +345,9 @@ def _from_binary(data: memoryview, spec: Spec, shape: Sequence[int]) -> NDArray[
     return np.array(strings, dtype="O").reshape(shape)
 
 
-def _to_binary(array: NDArray[Any], datatype: str) -> Buffer:
+def _to_binary(output: NDArray[Any], datatype: str) -> Buffer:
     if datatype != "BYTES":
-        return np.ascontiguousarray(array, dtype=DTYPES[datatype]).data.cast("B")
-    texts = [str(text).encode() for text in array.ravel()]
+        # Flat: a memoryview with a zero in its shape can't be cast.
+        return np.ascontiguousarray(output, dtype=DTYPES[datatype]).reshape(-1).view("u1").data
+    texts = [str(text).encode() for text in output.ravel()]
     return b"".join([len(text).to_bytes(4, "little") + text for text in texts])

@@ -43,6 +43,25 @@ def test_several_inputs_are_an_object(tmp_path):
     assert bad[2].number == 4
 
 
+@pytest.mark.parametrize(
+    ("datatype", "value", "got"),
+    [
+        ("FP32", "[1, null, 3]", "null"),
+        ("INT64", "[true, 1.5, 2]", "bool and float"),
+        ("INT64", '["4", 5, 6]', "text"),
+        ("BOOL", "[1, 0, 1]", "int"),
+        ("BYTES", '["a", 1, "b"]', "int"),
+    ],
+)
+def test_a_value_of_another_kind_is_no_row(tmp_path, datatype, value, got):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"{value}\n")
+    source = JsonLines(path, 0, 0, [InputSpec("x", datatype, (3,))])
+    items, (bad,) = source.read(1)
+    source.close()
+    assert (items, bad.error) == ([], f"the row: 'x' is {datatype}, got {got}")
+
+
 def test_answers_of_one_output_are_values_and_of_several_objects(tmp_path):
     (tmp_path / "a").write_text("")
     source = JsonLines(tmp_path / "a", 0, 0, TWO)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from carpool_cli.batch.formats import Item
+from carpool_cli.batch.formats import Item, JsonLines
 from carpool_cli.batch.job import Job, SizeSearch, Stopped, Stopping
 from carpool_cli.batch.journal import Journal
 from carpool_cli.profiling.targets import TargetError
@@ -210,6 +210,16 @@ def test_order_is_kept(tmp_path, concurrency):
     answers, job, _, _ = work(tmp_path, lambda rows: rows, concurrency=concurrency)
     assert answers == list(range(1, 21))
     assert (job.answered, job.skipped) == (20, 0)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_blank_lines_at_the_end_stay(tmp_path, batch):
+    """Of a shard, say: the next one's lines follow."""
+    (tmp_path / "in").write_bytes(b"1\n\n2\n\n \n")
+    source = JsonLines(tmp_path / "in", 0, 0, None)
+    work(tmp_path, lambda rows: [int(row) * 10 for row in rows], source=source, batch=batch)
+    source.close()
+    assert (tmp_path / "out").read_bytes() == b"10\n\n20\n\n\n"
 
 
 def test_a_bad_row_costs_the_others_nothing(tmp_path):

@@ -1,11 +1,22 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
 
-from carpool_sidecar.backends.arrays import DTYPES, Asked, Invalid, Spec, read_v1, read_v2, write_v1, write_v2
+from carpool_sidecar.backends.arrays import (
+    DTYPES,
+    HEADER_LENGTH,
+    Asked,
+    Invalid,
+    Spec,
+    read_v1,
+    read_v2,
+    write_v1,
+    write_v2,
+)
 
 X = Spec("x", "FP32", (-1, 2))
 N = Spec("n", "INT64", (-1,))
@@ -214,12 +225,43 @@ def test_v2_shapes_have_no_negative_sizes():
         ({"outputs": 5}, r"Expected `array`, got `int` - at `\$\.outputs`"),
         ({"outputs": [{}]}, "required field `name`"),
         ({"outputs": [{"name": "y", "parameters": {"classification": 3}}]}, r"outputs\[0\].*classification"),
+        ({"outputs": [{"name": "y"}, {"name": "y"}]}, "an output comes twice: name each once"),
         ({"parameters": 5}, "Expected `object`"),
     ],
 )
 def test_v2_that_asks_for_what_is_not_served_is_named(fields, words):
     with pytest.raises(Invalid, match=words):
         read_v2(None, v2(tensor(data=[1, 2]), **fields), [X], OUT)
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (1, 0, 4)])
+@pytest.mark.parametrize("datatype", ["FP32", "FP16", "INT64"])
+def test_an_empty_output_may_be_asked_for_in_binary(datatype, shape):
+    output = np.zeros(shape, DTYPES[datatype])
+    headers, body = write_v2("m", {"y": output}, [Spec("y", datatype, shape)], Asked([("y", True)], None))
+    head = json.loads(body[: int(dict(headers)[HEADER_LENGTH])])
+    assert head["outputs"][0] == {
+        "name": "y", "datatype": datatype, "shape": list(shape), "parameters": {"binary_data_size": 0}
+    }  # fmt: skip
+
+
+def test_texts_for_numbers_take_no_more_memory_than_they_have():
+    """numpy would make each of them as long as the longest: 400 MB of these 110 kB."""
+    body = v1({"instances": ["a" * 100_000, *["b"] * 1000]})
+    tracemalloc.start()
+    with pytest.raises(Invalid, match="'x' is FP32, got text"):
+        read_v1(body, [Spec("x", "FP32", (-1,))])
+    assert tracemalloc.get_traced_memory()[1] < 10 * len(body)
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("values", "got"),
+    [([1, None], "null"), ([[1, 2], ["3", 4]], "text"), ([{}, True], "bool and object"), ([1, [2, "x"]], "text")],
+)
+def test_values_of_another_kind_are_named(values, got):
+    with pytest.raises(Invalid, match=f"'x' is FP32, got {got}"):
+        read_v1(v1({"instances": values}), [Spec("x", "FP32", (-1,))])
 
 
 def test_v2_without_data_in_the_request_is_named():
