@@ -177,7 +177,9 @@ class Client:
 
     def send(self, method, path, body=b"", headers=()):
         asked = Asked()
-        lines = [(b"host", b"test"), *headers, content_length(len(body))]
+        host = b"test" if method == b"POST" else b"localhost"  # the admin port serves no other name without a key
+        own = [] if any(name.lower() == b"host" for name, _ in headers) else [(b"host", host)]
+        lines = [*own, *headers, content_length(len(body))]
         asked.call = self.pool.send(encode_request_head(method, path, lines), body, asked)
         return asked
 

@@ -231,9 +231,9 @@ class Gate:
         return self._due(request) - seconds
 
     def _late(self, request: Request, now: float) -> bool:
-        """Whether the first token of the next request is certain to be late."""
+        """Whether the first token of the next request is certain to be late, beside the streams that run."""
         latest = self._latest(request)
-        return now > latest or self._too_wide(request, latest - request.arrival)
+        return now > latest or self.kv.too_small(request) or self._too_wide(request, latest - request.arrival)
 
     def _too_wide(self, request: Request, seconds: float) -> bool:
         """Whether ``seconds`` are too few for room for all choices of a request, even with nothing else admitted.

@@ -92,6 +92,13 @@ class KvBudget:
             self.tokens *= 2
             self._small = self._refused = None
 
+    def too_small(self, request: Request) -> bool:
+        """Whether a prompt alone exceeds the budget, so that only an empty engine takes it.
+
+        While it waits for that, all others would wait behind it.
+        """
+        return self.tokens is not None and request.prompt_tokens > self._share * self.tokens
+
     def fits(self, request: Request, meter: Meter) -> bool:
         """Whether the streams and this request stay within the budget until they end."""
         if self.tokens is None or not meter.streams:

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import re
 from collections import defaultdict
+from ipaddress import ip_address
 from time import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from urllib.parse import parse_qs
@@ -121,7 +122,12 @@ class AdminApp:
             )
             return False
         if self._local:
-            return True
+            if not _is_from_a_web_page(exchange):
+                return True
+            exchange.fail(
+                403, "web-page", "a web page of another site may not do this: call 127.0.0.1 or localhost by itself"
+            )
+            return False
         ticket = "" if self._sidecar.authority is None else ", or send a ticket signed by the holder of publicKey"
         exchange.fail(
             403, "key", f"without apiKeyFile this is served on loopback addresses only: set one, or admin{ticket}"
@@ -348,3 +354,19 @@ def _padding(sidecar: Sidecar, entry: Entry) -> str:
 
 def _respond(exchange: Exchange, plain: dict[str, Any]) -> None:
     exchange.respond(200, JSON, msgspec.json.encode(plain, enc_hook=str) + b"\n")
+
+
+def _is_from_a_web_page(exchange: Exchange) -> bool:
+    """Whether a browser sends the request for a page of another site.
+
+    Such a page reaches the loopback addresses of anyone who looks at it, also under a name of its own (DNS rebinding).
+    """
+    if find(exchange.headers, b"sec-fetch-site") in {b"cross-site", b"same-site"}:
+        return True
+    host = (find(exchange.headers, b"host") or b"").decode("latin-1")
+    name = re.sub(r":[0-9]*$", "", host).strip("[]")
+    try:
+        ip_address(name)
+    except ValueError:
+        return name not in {"", "localhost"} and not name.endswith(".localhost")
+    return False

@@ -132,14 +132,22 @@ class Events:
     ``several``: there are several choices, so that their ends are counted as well.
     """
 
-    __slots__ = ("_rest", "_several", "_text", "ends")
+    __slots__ = ("_follows", "_rest", "_several", "_text", "ends")
 
     def __init__(self, api: Api, *, several: bool = False) -> None:
         self._several = several
         self.ends = 0
         """Choices that have ended."""
+        self._follows = api is Api.OPENAI
         self._text = _DELTA if api is Api.RESPONSES else _TEXT
         self._rest = b""
+
+    def begins(self, chunk: bytes) -> bool:
+        """Whether a piece without text shows that the engine has computed the prompt.
+
+        Events of other APIs, and llama.cpp's on its progress, come before.
+        """
+        return self._follows and chunk.startswith(b"data:") and b'"prompt_progress"' not in chunk
 
     def feed(self, chunk: bytes) -> int:
         """Take the next piece; return how many events with a token ended in it."""

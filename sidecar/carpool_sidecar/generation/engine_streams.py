@@ -111,6 +111,10 @@ class Streams:
         """Take note whether an answer shows its tokens one by one."""
         self.gatekeeper.shows(stream, streams=streams)
 
+    def begins(self, stream: Stream) -> None:
+        """Take note that an answer begins with an event without text."""
+        self.gatekeeper.begins(stream)
+
     def tokens(self, stream: Stream, events: int) -> None:
         """Count events with tokens."""
         now = self._clock()

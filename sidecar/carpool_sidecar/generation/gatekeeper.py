@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 TICK = 0.05
 """Seconds between two updates while the engine has requests."""
 
+HIDDEN = 1.0
+"""Seconds from the first event of a stream, without text, to its first token as it is assumed: engines hide the calls
+of tools, or what a model thinks, for minutes. Until then its whole prompt would count as load."""
+
 RESTART = 60.0
 """Seconds without a gate after a fault."""
 
@@ -59,7 +63,7 @@ class Gatekeeper:
         self._admitted: dict[int, Waiting] = {}
         """Requests at the engine that this gate admitted."""
         self._assumed: dict[int, float] = {}
-        """Assumed times of the first tokens of answers that are not streamed."""
+        """Assumed times of the first tokens of answers that are not streamed, or that hide their text."""
         self._seen = Seen()
         self._alarm = Alarm(self._look)
         self._restart_at = -inf
@@ -93,9 +97,20 @@ class Gatekeeper:
         self._waiting[waiting.ticket.key] = waiting
         self._ask(lambda gate, now: gate.arrive(waiting.ticket, now))
 
-    def first_token(self, waiting: Waiting) -> None:
-        """Note the first token of a request that was admitted."""
+    def begins(self, waiting: Waiting) -> None:
+        """Note that a stream begins with an event without text."""
+        if waiting.ticket.state is State.PREFILLING and waiting.ticket.key in self._admitted:
+            self._assumed.setdefault(waiting.ticket.key, self._clock() + HIDDEN)
 
+    def first_token(self, waiting: Waiting) -> None:
+        """Note the first token that a request shows which was admitted."""
+        if waiting.ticket.state is State.DECODING and not waiting.streams:
+            self.shows(waiting, streams=True)  # its first token was assumed
+        else:
+            self._assumed.pop(waiting.ticket.key, None)
+            self._first_token(waiting)
+
+    def _first_token(self, waiting: Waiting) -> None:
         def event(gate: Gate, now: float) -> list[Action]:
             self._seen.streams += waiting.ticket.sequences if waiting.streams else 0
             return gate.first_token(waiting.ticket, now, seen=waiting.streams)
@@ -217,7 +232,8 @@ class Gatekeeper:
         # Of an answer that comes whole, only the end is seen. Its first token is taken to come when it is forecast.
         for key in [key for key, at in self._assumed.items() if at <= now]:
             if self._assumed.pop(key, None) is not None:
-                self.first_token(self._admitted[key])
+                self._admitted[key].streams = False  # its pace is not seen either, until it shows text
+                self._first_token(self._admitted[key])
         self._ask(lambda gate, now: gate.poll(now))
 
 

@@ -7,7 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
-from msgspec import MsgspecError, Raw, Struct, json
+from msgspec import MsgspecError, Raw, Struct, defstruct, json
+from msgspec.structs import astuple
 
 if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Buffer
@@ -79,6 +80,9 @@ class Several(Struct):
     prompt: Raw = Raw(b"")
 
 
+_Prompts = defstruct("_Prompts", [(f"prompt_{index}", Raw, Raw(b"")) for index in range(MOST_CHOICES)], array_like=True)
+"""The first prompts of a list, to count them: further ones are skipped. A list of all would take 28 times the body."""
+
 _OPENAI = re.compile(rb"(?:/openai)?(?:/v[0-9])?/(?:chat/completions|completions|(responses))(?:\?.*)?")
 _MESSAGES = re.compile(rb"/v1/messages(?:\?.*)?")
 _PLAIN = re.compile(rb"/(?:(completion)|generate(_stream)?)(?:\?.*)?")
@@ -137,7 +141,7 @@ def _several(body: Buffer, ends: bytes) -> tuple[int, int]:
     try:
         found = json.decode(body, type=Several)
         several = _LIST.match(found.prompt) is not None
-        prompts = len(json.decode(found.prompt, type=list[Raw])) if several else 1
+        prompts = sum(len(each) > 0 for each in astuple(json.decode(found.prompt, type=_Prompts))) if several else 1
     except (MsgspecError, RecursionError):
         return 1, 1
     each = max(_number(found.n), _number(found.best_of))

@@ -55,6 +55,9 @@ class Watcher(Protocol):
     def shows(self, stream: Stream, *, streams: bool) -> None:
         """Note whether an answer shows its tokens one by one."""
 
+    def begins(self, stream: Stream) -> None:
+        """Note that an answer begins with an event without text."""
+
     def tokens(self, stream: Stream, events: int) -> None:
         """Count events with tokens."""
 
@@ -261,6 +264,8 @@ class Stream(Forwarding):
         if count := self._events.feed(chunk):
             self.events += count
             self._watcher.tokens(self, count)
+        elif not self.events and self._events.begins(chunk):
+            self._watcher.begins(self)
         for _ in range(self._events.ends - before):
             self._watcher.choice_ended(self)
 

@@ -21,6 +21,7 @@ from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.server.server import Server
 from carpool_sidecar.llm.app import EngineApp
 from carpool_sidecar.llm.messages import Ready
+from carpool_sidecar.llm.requests import LARGEST_BODY
 from carpool_sidecar.llm.worker_link import CannotLoadError, WorkerLink
 from carpool_sidecar.logs import set_up
 
@@ -42,7 +43,7 @@ async def serve(config: Llm, address: str) -> int:
 
     link = WorkerLink(config, heard, lambda: app.lost(), log)  # noqa: PLW0108 - each has the other
     app = EngineApp(config.model, link.send, rng=random.SystemRandom())
-    server = Server(app, ServerLimits())
+    server = Server(app, ServerLimits(max_body_bytes=LARGEST_BODY))
     if address.startswith("unix:"):
         await server.listen_unix(address.removeprefix("unix:"))
     else:

@@ -19,6 +19,12 @@ CHAT, TEXT = b"/v1/chat/completions", b"/v1/completions"
 DEFAULT_TOKENS = 16
 """Tokens of a completion where ``max_tokens`` is not given, as at OpenAI; a chat goes on as long as there is room."""
 
+LARGEST_BODY = 8 * 2**20
+"""Bytes of a request's JSON, which becomes objects: two million tokens of text."""
+
+LARGEST_COPIES = 4 * LARGEST_BODY
+"""Bytes of a request times its ``n``: each choice goes to the engine with its prompt."""
+
 MOST_CHOICES = 128
 """Answers to one request, its prompts times ``n``."""
 MOST_STOPS = 16
@@ -137,6 +143,8 @@ def read(path: bytes, body: bytes, model: str, rng: random.Random) -> Asked:
     copies = asked.n or 1
     if len(prompts) * copies > MOST_CHOICES:
         raise BadRequest(f"{len(prompts)} prompts, n {copies}: a request may have {MOST_CHOICES} choices", "n")
+    if len(body) * copies > LARGEST_COPIES and copies > 1:
+        raise BadRequest(f"n is {copies}, with a body of {len(body)} bytes: ask for fewer choices at once", "n")
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     if limit is None and not chat:
         limit = DEFAULT_TOKENS

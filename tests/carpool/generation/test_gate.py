@@ -91,6 +91,20 @@ def test_a_request_with_more_choices_than_can_find_room_in_time_holds_up_no_othe
     assert admitted(machine.ended(running[0], now, 400)) == [201]
 
 
+def test_a_prompt_that_never_fits_beside_others_holds_up_none():
+    machine = gate(kv_tokens=16_384)  # 80 % of them may be used
+    chat, now = request(0, 600), 0.0
+    machine.arrive(chat, now)
+    machine.first_token(chat, now)
+    now = decode(machine, now, 1.0)
+    assert refused(machine.arrive(request(1, 14_000, now), now)) == {1: Reason.TTFT}
+    assert admitted(machine.arrive(request(2, 600, now), now)) == [2]
+    # An empty engine takes it.
+    machine.ended(chat, now, 100)
+    machine.ended(machine.meter.streams[2], now, 100)
+    assert admitted(machine.arrive(request(3, 14_000, now), now)) == [3]
+
+
 @pytest.mark.parametrize("lengths", [60, 0], ids=["short answers", "unknown answers"])
 def test_a_request_with_many_choices_holds_up_others_while_it_may_find_room_in_time(lengths):
     machine = gate(max_running=32)

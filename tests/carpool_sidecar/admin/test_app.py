@@ -121,11 +121,33 @@ async def test_without_a_key_only_loopback_addresses_are_served(world):
     assert (answer.status, "apiKeyFile" in answer.json["error"]) == (403, True)
 
 
+@pytest.mark.parametrize(
+    ("field", "status"),
+    [
+        ((b"Sec-Fetch-Site", b"cross-site"), 403),
+        ((b"Sec-Fetch-Site", b"same-site"), 403),
+        ((b"Sec-Fetch-Site", b"none"), 200),
+        ((b"Host", b"evil.example:9090"), 403),
+        ((b"Host", b"localhost:9090"), 200),
+        ((b"Host", b"[::1]:9090"), 200),
+        ((b"Host", b"127.0.0.1"), 200),
+    ],
+)
+async def test_a_web_page_of_another_site_is_not_served(world, field, status):
+    """An image of it with the address of /drain would end a workstation's sidecar."""
+    sidecar = await world.sidecar()
+    admin = world.client(sidecar.admin_address)
+    assert (await admin.get(b"/livez", [field])).status == 200
+    assert (await admin.get(b"/v1/stats", [field])).status == status
+    assert (await admin.get(b"/drain", [field])).status == status
+    assert sidecar.draining is (status == 200)
+
+
 async def test_drain_answers_when_nothing_is_left_to_lose(world):
     sidecar, client = await world.start()
     first, _ = await world.queue_behind(sidecar, client, [])
     admin = world.client(sidecar.admin_address)
-    one, two = admin.get(b"/drain"), admin.send(b"POST", b"/drain")
+    one, two = admin.get(b"/drain"), admin.send(b"POST", b"/drain", b"", [(b"Host", b"127.0.0.1")])
     await world.until(lambda: sidecar.draining)
     assert (await admin.get(b"/readyz")).body == b"draining\n"
     assert not one.future.done()

@@ -60,6 +60,23 @@ def test_events_with_tokens(api, event, tokens):
     assert Events(api).feed(f"data: {event}\n\n".encode()) == tokens
 
 
+@pytest.mark.parametrize(
+    ("api", "chunk", "begins"),
+    [
+        (Api.OPENAI, OPENING, True),
+        (Api.OPENAI, '{"choices":[{"delta":{"tool_calls":[{"function":{"name":"find","arguments":""}}]}}]}', True),
+        (Api.OPENAI, '{"choices":[],"prompt_progress":{"total":900,"processed":300}}', False),
+        (Api.RESPONSES, '{"type":"response.created"}', False),
+        (Api.MESSAGES, '{"type":"message_start"}', False),
+    ],
+)
+def test_an_event_without_text_shows_that_the_prompt_is_computed(api, chunk, begins):
+    found = Events(api)
+    piece = f"data: {chunk}\n\n".encode()
+    assert (found.feed(piece), found.begins(piece)) == (0, begins)
+    assert not found.begins(b": ping\n\n")
+
+
 def test_comments_have_no_tokens_and_events_without_end_take_no_memory():
     found = Events(Api.OPENAI)
     assert found.feed(b": ping\n\n") == 0

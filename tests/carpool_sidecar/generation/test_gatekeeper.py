@@ -293,6 +293,35 @@ async def test_what_was_taken_for_a_stream_may_come_whole_and_the_other_way_roun
     gates.shows(stream, streams=True)
 
 
+@pytest.mark.parametrize("begins", [True, False])
+async def test_a_stream_that_hides_its_text_refuses_no_others(begins):
+    """An engine that sends what a model thinks only at the end, or a tool's call: its prompt was computed long ago."""
+    gates = keeper()
+    hidden = Caller(gates, 0, 20_000).arrive()
+    await asyncio.sleep(1.2)
+    if begins:
+        gates.begins(hidden)
+    words = []
+    for key in range(1, 31):
+        chat = Caller(gates, key, 500).arrive()
+        await asyncio.sleep(0.1)
+        if chat.word == "admitted":
+            gates.first_token(chat)
+            gates.progress(chat, 5)
+        await asyncio.sleep(0.2)
+        chat.leave(6, complete=chat.word == "admitted")
+        words.append(chat.word)
+        await asyncio.sleep(0.7)
+    assert (words.count("admitted") > 27) is begins
+    if begins:
+        assert gates.gate.meter.decoding == 1
+        gates.first_token(hidden)  # at last
+        assert (hidden.streams, gates._seen.streams) == (True, 1)
+        gates.progress(hidden, 3)
+        hidden.leave(500, complete=True)
+        assert (gates.gate.meter.decoding, gates._seen.streams) == (0, 0)
+
+
 @pytest.mark.parametrize(("slowdown", "rate"), [(0.5, 20.0), (1.0, 10.0), (2.0, 3.0)])
 @pytest.mark.parametrize("choices", [lambda key: 1, lambda key: 1 + key % 2], ids=["one choice", "two for half"])
 async def test_an_engine_is_learned_from_whole_answers(slowdown, rate, choices):

@@ -110,6 +110,17 @@ def test_nothing_is_built_of_what_is_not_asked_for():
     assert (found.prompts, found.choices) == (1, 2)
 
 
+def test_prompts_of_a_long_list_are_counted_up_to_the_limit_and_not_built():
+    body = b'{"prompt":["a",%b]}' % b",".join([b"1"] * 200_000)
+    tracemalloc.start()
+    try:
+        found = read(Endpoint(Api.OPENAI), body)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(body)
+    finally:
+        tracemalloc.stop()
+    assert (found.prompts, found.choices) == (128, 128)
+
+
 def test_prompts_are_counted_apart_from_the_choices_of_each():
     found = asked(b"/v1/completions", prompt=["a", "b", "c"], n=2)
     assert (found.prompts, found.choices) == (3, 6)

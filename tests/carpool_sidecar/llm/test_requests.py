@@ -86,6 +86,14 @@ def test_what_is_wrong_is_named(fields, param, text):
     assert (caught.value.param, caught.value.status) == (param, 400)
 
 
+def test_many_choices_of_a_long_prompt_are_refused():
+    long = [{"role": "user", "content": "a" * 1_000_000}]
+    assert len(asked(messages=long, n=16).choices) == 16
+    with pytest.raises(BadRequest, match="n is 128, with a body of 1000") as caught:
+        asked(messages=long, n=128)
+    assert (caught.value.param, caught.value.status) == ("n", 400)
+
+
 def test_another_model_is_not_here():
     with pytest.raises(BadRequest, match="no model 'gpt' here; there is 'm'") as caught:
         asked(model="gpt")
