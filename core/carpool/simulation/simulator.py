@@ -172,21 +172,11 @@ class Simulation:
     """
 
     def __init__(
-        self,
-        arrivals: Iterable[float | tuple[float, ...]],
-        device: Device | Sequence[Device],
-        *,
-        slo: float,
-        parameters: Parameters | None = None,
-        estimate: Estimate | None = None,
-        shed_slo: bool = False,
-        dispatcher: Callable[[], Dispatcher] | None = None,
-        admission: Admission | None = None,
-        bucket: Callable[[int], int] = lambda length: length,
-        replicas: int = 1,
-        seed: int = 0,
-        seconds: float = 0.0,
-    ) -> None:
+        self, arrivals: Iterable[float | tuple[float, ...]], device: Device | Sequence[Device], *, slo: float,
+        parameters: Parameters | None = None, estimate: Estimate | None = None, shed_slo: bool = False,
+        dispatcher: Callable[[], Dispatcher] | None = None, admission: Admission | None = None,
+        bucket: Callable[[int], int] = lambda length: length, replicas: int = 1, seed: int = 0, seconds: float = 0.0,
+    ) -> None:  # fmt: skip
         self._load = _Load(arrivals, slo, (admission or Admission()).seconds(slo), bucket)
         self._devices = [device] * replicas if isinstance(device, Device) else [*device]
         self._parameters = parameters or Parameters()

@@ -74,6 +74,8 @@ class _Trial(NamedTuple):
     """Whether it measures server concurrency instead of a size's latency."""
     left: float
     """Batches still needed."""
+    served: float
+    """When that many may have ended, one after the other."""
 
 
 class Exploration:
@@ -115,11 +117,17 @@ class Exploration:
             is_known or parameters.max_in_flight > before.max_in_flight
         )
         credit, left = max(SPENDS * self.spare, LEAST_CREDIT), batches_needed(service)
-        self._trial = _Trial(parameters, below(service, parameters.max_batch), now + LASTS, credit, more, left)
+        served = now + left * service.time(parameters.max_batch)
+        self._trial = _Trial(parameters, below(service, parameters.max_batch), now + LASTS, credit, more, left, served)
         self.candidate = None
 
-    def observe(self, now: float, stats: ModelStats, late: float, service: ServiceTime) -> bool:
-        """Count batches that measure the setting, and ``late`` requests; return whether the exploration ended."""
+    def observe(
+        self, now: float, stats: ModelStats, late: float, service: ServiceTime, *, misses: bool = False
+    ) -> bool:
+        """Count batches that measure the setting, and ``late`` requests; return whether the exploration ended.
+
+        ``misses``: no setting meets the SLO. Then requests are late anyway until a size has had its batches.
+        """
         trial = self._trial
         if trial is None:
             return False
@@ -129,7 +137,8 @@ class Exploration:
         else:
             sizes = (cell[4] for cell in stats.cells if not cell[3] and trial.beyond < cell[1] <= size)
             left = trial.left - sum(sizes)
-        self._trial = trial._replace(left=left, credit=trial.credit - late)
+        spent = 0.0 if misses and not trial.more_in_flight and now < trial.served else late
+        self._trial = trial._replace(left=left, credit=trial.credit - spent)
         if left > 0 and now < trial.until and self._trial.credit > 0:
             return False
         if left > 0:

@@ -130,7 +130,7 @@ def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
         )
     # 1. Restoring the SLO comes first.
     rescue = scene.loses and target.holds_now and target.parameters != parameters
-    if scene.forecast_low and not alarmed and not rescue:
+    if scene.forecast_low and not alarmed and not scene.loses:
         return _unheld(scene, target)
     # 2. Then exploration. Pass-through alone would never show batch latency.
     if scene.explored is not None and not rescue and not scene.requirements.recommends:

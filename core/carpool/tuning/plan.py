@@ -36,6 +36,9 @@ BURSTIER = 0.02
 OTHERS_CHANGE = 0.05
 """Change of the share of the device that other models use, after which settings are compared again."""
 
+LARGER = 1.2
+"""Factor on the rows of a request, up or down, after which settings are compared again."""
+
 SCARCE = 0.3
 """Utilization from which requests that would be late are refused: below it, a late request delays few others, and a
 burst is over soon."""
@@ -63,11 +66,12 @@ class Plan:
             self.choice = None
 
     def is_outdated(self, belief: Belief) -> bool:
-        """Whether there is no choice, or it is for another load of this model or of others."""
-        forecaster = self.forecaster
-        if self.choice is None or forecaster is None or belief.load.process != forecaster.situation.process:
+        """Whether there is no choice, or it is for another load of this model, other requests, or others' load."""
+        situation = None if self.forecaster is None else self.forecaster.situation
+        if self.choice is None or situation is None or belief.load.process != situation.process:
             return True
-        return abs(belief.rest - forecaster.situation.rest) > OTHERS_CHANGE
+        rows = max(belief.load.rows, 1.0) / situation.rows
+        return abs(belief.rest - situation.rest) > OTHERS_CHANGE or not 1 / LARGER < rows < LARGER
 
     def assess(self, parameters: Parameters) -> Assessment | None:
         """Return the forecasts of the parameters in force; ``None`` before the first choice."""
@@ -140,7 +144,7 @@ class Plan:
         """Look for a setting worth exploring."""
         forecaster, choice, requirements = self.forecaster, self.choice, self._requirements
         exploration.candidate = None
-        if forecaster is None or choice is None or guards.check.alarm:
+        if forecaster is None or choice is None or (guards.check.alarm and choice.efficient.holds_now):
             return
         is_limited = belief.size_limit.largest is not None or belief.sharing.share <= NONE
         if is_limited or requirements.held or requirements.recommends or exploration.is_under_way:

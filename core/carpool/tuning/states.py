@@ -14,15 +14,9 @@ if TYPE_CHECKING:
 
 
 def state_of(
-    parameters: Parameters,
-    requirements: Requirements,
-    plan: Plan,
-    *,
-    known: bool,
-    sheds: bool,
-    cautious: bool,
+    parameters: Parameters, requirements: Requirements, plan: Plan, *, known: bool, sheds: bool, cautious: bool,
     explores: bool,
-) -> State:
+) -> State:  # fmt: skip
     """Return the state.
 
     ``known``: whether batch latency is; ``sheds``: whether there is a backlog, or the SLO was just missed;

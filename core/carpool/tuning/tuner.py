@@ -174,7 +174,9 @@ class Tuner:
         alarmed = broken and guards.margin.more(now, *self.plan.promised(self.parameters))
         if broken:
             exploration.stop()
-        ended = service is not None and exploration.observe(now, stats, late / observation.replicas, service)
+        misses = self.plan.choice is not None and not self.plan.choice.efficient.holds_now
+        spent = late / observation.replicas
+        ended = service is not None and exploration.observe(now, stats, spent, service, misses=misses)
         disturbed = moved.load or moved.share or moved.limit or ended or exploration.is_under_way or expelled
         checked = guards.check_forecast(
             observation,
