@@ -78,15 +78,9 @@ class Load(NamedTuple):
 
 
 def forecast(
-    load: Load,
-    service: ServiceTime,
-    parameters: Parameters,
-    target: float,
-    *,
-    margin: float = 1.0,
-    shed: bool = False,
+    load: Load, service: ServiceTime, parameters: Parameters, target: float, *, margin: float = 1.0, shed: bool = False,
     latencies: list[float] | None = None,
-) -> Forecast:
+) -> Forecast:  # fmt: skip
     """Forecast what happens to requests of equal priority that are to be answered within ``target`` seconds.
 
     ``margin``: share of these after which an answer counts as late. ``shed``: requests that would be late are refused.
