@@ -289,13 +289,15 @@ class Resolver:
             f"/versions/{quote(entry.version, safe='')}" if entry.version else ""
         )
         answer = await self._backend.ask(path.encode())
-        entry.loading = entry.axis is None and (answer.status in {0, 429} or answer.status >= 500)
+        entry.loading = entry.axis is None and _is_no_answer(answer.status)
         if answer.status == 200:
             said = _outline(answer.body)
             axis = self._backend.axis(entry.model)
             if axis is None:
                 configuration = await self._backend.ask(f"{path}/config".encode())
                 axis = axis_from_config(configuration.body) if configuration.status == 200 else None
+                if entry.axis is not None and entry.seen == said and _is_no_answer(configuration.status):
+                    axis = entry.axis  # a largest batch that was known still holds
             changed = entry.seen not in {None, said}
             entry.seen = said
             self._learn(entry, axis or axis_from_metadata(answer.body))
@@ -318,6 +320,11 @@ class Resolver:
             entry.axis = axis
             entry.configure(entry.configured)
             self._learned(entry)
+
+
+def _is_no_answer(status: int) -> bool:
+    """Whether a server says nothing for now: no connection, overload, or an error of its own."""
+    return status in {0, 429} or status >= 500
 
 
 def _outline(metadata: bytes) -> bytes:

@@ -82,6 +82,22 @@ async def test_the_largest_batch_is_read_from_triton(forgotten):
     assert server.asked == [b"/v2/models/m/versions/3", b"/v2/models/m/versions/3/config"]
 
 
+@pytest.mark.parametrize("status", [0, 429, 503])
+async def test_a_largest_batch_that_was_known_outlives_a_configuration_without_an_answer(forgotten, status):
+    table = ModelTable([], forgotten.append)
+    entry = table.entry(endpoint("m"))
+    server = Server(m=Document(200, metadata([-1, 3])), config=Document(200, b'{"name":"m","max_batch_size":8}'))
+    made = Resolving(table, server)
+    await made.resolve(entry)
+    assert entry.max_batch == 8
+    server.documents["config"] = Document(status)
+    await made.resolve(entry)
+    assert entry.max_batch == 8
+    server.documents["config"] = Document(404)
+    await made.resolve(entry)
+    assert entry.max_batch is None
+
+
 async def test_the_policy_goes_before_what_the_server_says(forgotten):
     table = ModelTable([Model(name="a", axis=Axis.FIRST), Model(name="b", axis=Axis.NONE)], forgotten.append)
     a, b = table.entry(endpoint("a")), table.entry(endpoint("b"))
