@@ -147,7 +147,8 @@ class Events:
 
         Events of other APIs, and llama.cpp's on its progress, come before.
         """
-        return self._follows and chunk.startswith(b"data:") and b'"prompt_progress"' not in chunk
+        has_event = chunk.startswith(b"data:") or b"\ndata:" in chunk
+        return self._follows and has_event and b'"prompt_progress"' not in chunk
 
     def feed(self, chunk: bytes) -> int:
         """Take the next piece; return how many events with a token ended in it."""

@@ -75,6 +75,7 @@ def test_an_event_without_text_shows_that_the_prompt_is_computed(api, chunk, beg
     piece = f"data: {chunk}\n\n".encode()
     assert (found.feed(piece), found.begins(piece)) == (0, begins)
     assert not found.begins(b": ping\n\n")
+    assert found.begins(b": ping\n\n" + piece) == begins
 
 
 def test_comments_have_no_tokens_and_events_without_end_take_no_memory():
