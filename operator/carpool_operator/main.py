@@ -147,7 +147,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     given = parser().parse_args(arguments)
     set_up(given.log_level)
-    sys.setrecursionlimit(DEEPEST)
     log = logging.getLogger("carpool")
     settings = Settings(
         namespaces=tuple(given.watch_namespace) or (None,),
@@ -166,6 +165,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigException as error:
         log.error("no cluster to connect to", extra={"error": str(error)})  # noqa: TRY400 - no fault of the program
         return NO_CLUSTER
+    sys.setrecursionlimit(DEEPEST)
     try:
         asyncio.run(run(settings, kube))
     except OSError as error:

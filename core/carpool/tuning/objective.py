@@ -143,7 +143,7 @@ def choose(
         passes = flights == limits.max_in_flight and mode is not PassThroughMode.NEVER
         point = replace(efficient.parameters, max_wait=Duration(0.0), max_in_flight=flights, pass_through=passes)
         return Choice(forecaster.assess(point), efficient)
-    if not efficient.holds_now and (situation.is_crowded or _is_unmeasured(situation, current)):
+    if situation.is_crowded and not efficient.holds_now:
         return Choice(forecaster.assess(all_that_waits(situation)), efficient, takes_all=True)
     if aim.is_for_latency and efficient.holds_ahead:
         fast = _fastest(forecaster, aim, efficient, current, mode, sizes, avoid)
@@ -152,13 +152,6 @@ def choose(
     if mode is PassThroughMode.NEVER:
         return Choice(efficient, efficient)
     return Choice(_pass_or_batch(forecaster, efficient, current), efficient)
-
-
-def _is_unmeasured(situation: Situation, current: Parameters) -> bool:
-    """Whether batches larger than measured, which are in force and meet the SLO alone, may carry the load."""
-    service, size = situation.service, all_that_waits(situation).max_batch
-    is_small = service.largest_measured < Parameters().max_batch
-    return is_small and largest_reliable(service, situation.limits) < size <= current.max_batch
 
 
 def all_that_waits(situation: Situation) -> Parameters:

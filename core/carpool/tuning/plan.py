@@ -126,7 +126,7 @@ class Plan:
             # Beyond the capacity requests are late with any setting: that is no evidence against earlier settings.
             choice = choose(forecaster, self.aim, parameters, self._requirements.passing, (), sizes)
         guesses = parameters.max_batch > situation.usual_rows >= situation.service.largest_measured
-        decides = choice.efficient.holds_now or situation.is_crowded or parameters.pass_through
+        decides = choice.efficient.holds_now or choice.takes_all or parameters.pass_through
         if guesses and exploration.spare > 0 and not decides:
             # Only single requests were measured, and they were in time. Those that overlap show what batches take.
             self.choice = None
@@ -147,7 +147,7 @@ class Plan:
         if forecaster is None or choice is None or (guards.check.alarm and choice.efficient.holds_now):
             return
         is_limited = belief.size_limit.largest is not None or belief.sharing.share <= NONE
-        if is_limited or choice.takes_all or requirements.held or requirements.recommends or exploration.is_under_way:
+        if is_limited or requirements.held or requirements.recommends or exploration.is_under_way:
             return
         # After misses that were not forecast, forecasts of exploration's cost are not reliable.
         is_sure = guards.margin.factor == 1

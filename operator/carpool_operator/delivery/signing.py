@@ -129,7 +129,7 @@ def new_key() -> bytes:
     return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-class _Secret(msgspec.Struct):
+class _Data(msgspec.Struct):
     data: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -166,8 +166,8 @@ async def obtain(writer: Writer, namespace: str) -> Signer:
 async def refresh(writer: Writer, namespace: str, signer: Signer) -> bool:
     """Sign with the Secret's present keys; returns whether they changed. A deleted Secret changes nothing.
 
-    The public halves are published each time: somebody may have deleted or changed them, and injectors that start
-    without them are never ready. Raises ``ApiError`` or ``BadKey``; the previous keys then stay in use.
+    The public halves are published again if somebody has deleted or changed them: injectors that start without them
+    are never ready. Raises ``ApiError`` or ``BadKey``; the previous keys then stay in use.
     """
     before = signer.public
     try:
@@ -175,12 +175,21 @@ async def refresh(writer: Writer, namespace: str, signer: Signer) -> bool:
     except ApiError as error:
         if error.status != 404:
             raise
-    await _publish(writer, namespace, signer)
+    if not await _is_published(writer, namespace, signer):
+        await _publish(writer, namespace, signer)
     return signer.public != before
 
 
 def _entries(secret: bytes) -> dict[str, bytes]:
-    return {name: b64decode(value) for name, value in msgspec.json.decode(secret, type=_Secret).data.items()}
+    return {name: b64decode(value) for name, value in msgspec.json.decode(secret, type=_Data).data.items()}
+
+
+async def _is_published(writer: Writer, namespace: str, signer: Signer) -> bool:
+    try:
+        found = await writer.read(path_of("v1", "configmaps", namespace, PUBLIC_MAP))
+    except ApiError:  # it is not there, or the chart is older and gives no right to read it
+        return False
+    return msgspec.json.decode(found, type=_Data).data.get(PUBLIC) == signer.public
 
 
 async def _publish(writer: Writer, namespace: str, signer: Signer) -> None:

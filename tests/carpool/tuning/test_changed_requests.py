@@ -48,11 +48,3 @@ def test_an_overload_with_slow_batches_ends_with_the_sizes_that_carry_most():
     # Each trial of a larger batch was ended by the refusals of the overload: it stayed at batches of 6, and 10 %.
     assert decisions[-1].parameters.max_batch >= 24
     assert outcome.summary(45.0, 70.0).miss_fraction < 0.8
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_slow_model_that_begins_under_load_keeps_the_batches_that_carry_it(seed):
-    """It went from batches of 32 rows to 1, 2, 4 and so on, since only single requests were measured."""
-    device = Device(times=linear(0.4, 0.03), cv=0.05)
-    outcome, _ = tuned(requests((20, 1, 30), seed=seed), device, for_p99(5.0), as_sidecars=True)
-    assert outcome.summary(0.0, 30.0).miss_fraction < 0.2
