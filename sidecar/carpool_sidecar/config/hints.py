@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from carpool.policy.parameters import Parameters
@@ -151,6 +150,8 @@ def _is_taken(path: list[str], value: Any, plain: Any, kind: type[Struct]) -> bo
 
 def _alike(path: list[str], name: str, kind: type[Struct]) -> str:
     """Propose fields of this name that lie deeper, or the field here that is spelt most alike; "" if none is."""
+    from difflib import get_close_matches  # noqa: PLC0415 - a sidecar that starts does without
+
     known = alternatives(kind, ".".join(path))
     deeper = [f"{one}.{name}" for one in known if name in alternatives(kind, ".".join((*path, one)))]
     found = deeper or get_close_matches(name, known, n=1)

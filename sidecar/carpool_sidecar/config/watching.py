@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from carpool.policy.plain import PolicyError
+from carpool_sidecar.config.hints import not_utf8
 from carpool_sidecar.config.settings import check_change, parse
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class ConfigFile:
             config = parse(content.decode())
             check_change(self._current, config)
         except (UnicodeDecodeError, PolicyError) as error:
-            self.error = str(error)
+            self.error = not_utf8(error) if isinstance(error, UnicodeDecodeError) else str(error)
             self.rejected += 1
             self._log.error(
                 "the configuration file is invalid; the last valid version stays",

@@ -68,7 +68,7 @@ def test_a_file_that_is_no_text_or_not_there_is_wrong_too(watched):
     path, file, seen = watched
     path.write_bytes(b"\xff\xfe\x00")
     file.look()
-    assert file.rejected == 1
+    assert (file.rejected, file.error) == (1, "byte 1 is not UTF-8: save the file as UTF-8")
     path.unlink()
     file.look()
     assert (file.rejected, seen) == (2, [])
