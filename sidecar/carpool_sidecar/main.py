@@ -76,7 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--admin", type=_address, metavar="HOST:PORT", help="admin port, instead of the file's `admin`")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        fix = "" if rest[0].startswith("-") else f"; a configuration is named by --config {rest[0]}"
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{fix}")
     if options.config is None and options.config_env is None:  # only now, so that a misspelt option is named first
         parser.error("name a configuration: --config FILE or --config-env NAME")
     where = options.config or f"${options.config_env}"

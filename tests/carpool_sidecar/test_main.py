@@ -84,7 +84,11 @@ def test_the_version_needs_no_configuration(capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["--chek"], "unrecognized arguments: --chek"), ([], "name a configuration: --config FILE or --config-env NAME")],
+    [
+        (["--chek"], "unrecognized arguments: --chek"),
+        (["a.yaml", "--check"], "unrecognized arguments: a.yaml; a configuration is named by --config a.yaml"),
+        ([], "name a configuration: --config FILE or --config-env NAME"),
+    ],
 )
 def test_wrong_options_are_named(capsys, arguments, says):
     with pytest.raises(SystemExit) as ended:

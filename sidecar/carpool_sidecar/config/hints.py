@@ -58,7 +58,8 @@ def explained(found: PolicyError, plain: Any, kind: type[Struct], inner: Mapping
         instead = f"write e.g. {_EXAMPLES[missing[1]]}" if missing[1] in _EXAMPLES else ""
     elif types:
         instead = _retyped(path, types[1].split(" | ")[0], _at(plain, path), plain, kind, inner)
-        why = f"{_in_yaml(types[2])} where {' or '.join(map(_in_yaml, types[1].split(' | ')))} is expected"
+        expected = [_in_yaml(one) for one in types[1].split(" | ") if one != "null"]
+        why = f"{_in_yaml(types[2])} where {' or '.join(expected)} is expected"
     else:
         instead = _reformed(path, _at(plain, path)) if "matching regex" in why else ""
         why = "not of the right form" if instead else why
