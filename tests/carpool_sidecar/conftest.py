@@ -17,6 +17,7 @@ from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.messages import content_length, encode_request_head, find
 from carpool_sidecar.http1.server.server import Server
 from carpool_sidecar.sidecar import Sidecar
+from carpool_sidecar.tuning import control
 
 PATIENCE = 30.0
 LENGTH = b"inference-header-content-length"
@@ -303,6 +304,12 @@ async def world(tmp_path):
             closing.push_async_callback(sidecar.close)
         for client in world.clients:
             closing.push_async_callback(client.pool.close)
+
+
+@pytest.fixture
+def untuned(monkeypatch):
+    """Without the tuner's decisions: what a test has the batcher learn stays."""
+    monkeypatch.setattr(control, "INTERVAL", 3600.0)
 
 
 @pytest.fixture

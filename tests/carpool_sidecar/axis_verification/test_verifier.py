@@ -88,6 +88,7 @@ async def test_trials_are_few_calls_and_count_as_nobody_s_requests(world, served
     assert entry.waiters == 0
 
 
+@pytest.mark.usefixtures("untuned")
 async def test_a_trial_of_a_slow_model_is_small_since_others_wait_behind_it(world, served, load):
     sidecar, client = await served(LINEAR)
     times = tuple(0.1 * sidecar.driver.terms.due * rows for rows in range(65))
@@ -97,6 +98,7 @@ async def test_a_trial_of_a_slow_model_is_small_since_others_wait_behind_it(worl
     assert [rows_of(call) for call in world.model.received[-TRIALS:]] == [5, 5]
 
 
+@pytest.mark.usefixtures("untuned")
 async def test_an_overload_refuses_no_trial_since_only_batches_may_end_it(world, served, load):
     sidecar, client = await served(LINEAR, parameters={"*": {"maxBatch": 8, "maxInFlight": 2}})
     await asked(sidecar, client, load, requests=LONE - 1)
@@ -466,6 +468,7 @@ async def copied(world, sidecar, client, load, rows):
     return told[0].rows
 
 
+@pytest.mark.usefixtures("untuned")
 async def test_a_batch_of_copies_is_measured_and_nobody_waits_for_its_answer(world, served, load):
     sidecar, client = await served(LINEAR, parameters=LARGE)
     await verified(world, sidecar, client, load)
@@ -488,6 +491,7 @@ async def test_a_batch_of_copies_is_measured_and_nobody_waits_for_its_answer(wor
     assert max(map(rows_of, world.model.received[calls + 4 :])) == 1
 
 
+@pytest.mark.usefixtures("untuned")
 async def test_no_copies_that_would_delay_others_by_most_of_the_slo(world, served, load):
     sidecar, client = await served(LINEAR, parameters=LARGE)
     await verified(world, sidecar, client, load)
@@ -504,6 +508,7 @@ async def test_no_copies_that_would_delay_others_by_most_of_the_slo(world, serve
     assert rows_of(world.model.received[-1]) == 16, "the first that may be"
 
 
+@pytest.mark.usefixtures("untuned")
 async def test_no_copies_for_a_while_after_they_delayed_many_requests(world, served, load):
     sidecar, client = await served(LINEAR, parameters=LARGE)
     await verified(world, sidecar, client, load)
@@ -566,6 +571,7 @@ def test_copies_leave_time_for_two_requests_after_them():
     assert not harms(state, 0, 2, 0.53)
 
 
+@pytest.mark.usefixtures("untuned")
 async def test_copies_that_are_too_large_say_nothing_of_smaller_batches(world, served, load):
     sidecar, client = await served(LINEAR, parameters=LARGE)
     await verified(world, sidecar, client, load)
@@ -591,6 +597,7 @@ async def test_no_copies_are_sent_where_the_policy_has_none(world, served, load,
     assert max(map(rows_of, world.model.received)) == 1
 
 
+@pytest.mark.usefixtures("untuned")
 async def test_copies_are_within_the_rows_of_all_trials(world, served, load):
     sidecar, client = await served(LINEAR, parameters=LARGE)
     await verified(world, sidecar, client, load)

@@ -171,6 +171,7 @@ async def test_the_least_urgent_are_refused_first_and_served_last(world):
     assert b"83" in order[-1]
 
 
+@pytest.mark.usefixtures("untuned")
 async def test_who_would_be_late_is_503_at_once(world):
     sidecar, client = await world.start()
     first, _ = await world.queue_behind(sidecar, client, [])
@@ -183,6 +184,7 @@ async def test_who_would_be_late_is_503_at_once(world):
     assert (await first).status == 200
 
 
+@pytest.mark.usefixtures("untuned")
 async def test_a_request_refused_while_failing_ones_are_kept_apart_names_them_as_the_cause(world):
     echo = world.model.behave
     sidecar, client = await world.start()

@@ -95,6 +95,7 @@ async def test_requests_of_two_models_are_never_batched_together(world):  # KSer
     }
 
 
+@pytest.mark.usefixtures("untuned")
 @pytest.mark.parametrize("known", [False, True])
 async def test_no_request_waits_for_others_at_an_idle_model(world, known):  # waits in full when idle
     # With the service time unknown, or in pass-through; a wait of an hour would outlast this test's patience.
@@ -416,6 +417,7 @@ async def test_what_is_about_one_caller_stays_out_of_a_shared_error_too(world):
         assert answer.header(b"www-authenticate") == b"Bearer"
 
 
+@pytest.mark.usefixtures("untuned")
 async def test_nobody_is_refused_by_an_idle_model(world):  # BentoML: sheds while idle
     sidecar, client = await world.start()
     await client.predict(b"1")

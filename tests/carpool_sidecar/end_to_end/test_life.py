@@ -15,7 +15,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_sidecar import child_process
 from carpool_sidecar.http1.client.calls import UpstreamError
-from carpool_sidecar.tuning import control, tuner_link
+from carpool_sidecar.tuning import tuner_link
 from carpool_sidecar.tuning.messages import Decided
 
 TUNED = {"parameters": {}}
@@ -224,8 +224,8 @@ def forward_or(echo, exchange):
         echo(exchange)
 
 
-async def test_a_drain_sends_waiting_requests_at_once(world, monkeypatch):
-    monkeypatch.setattr(control, "INTERVAL", 3600.0)  # what is learned here stays
+@pytest.mark.usefixtures("untuned")
+async def test_a_drain_sends_waiting_requests_at_once(world):
     policy = {"slo": {"latency": {"p99": "2h"}}, "admission": {"timeout": "2h"}}
     sidecar, client = await world.start(
         parameters={"*": {"maxBatch": 8, "maxWait": "1h", "maxInFlight": 2}}, policy=policy
