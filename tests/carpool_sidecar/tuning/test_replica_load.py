@@ -123,6 +123,7 @@ def test_a_server_that_computes_several_batches_at_once_is_busy_by_their_share()
     assert watched(*queued).now({}, {"m": 1}).utilization == pytest.approx(0.8)
 
 
+@pytest.mark.usefixtures("untuned")
 async def test_the_admin_port_says_how_full_the_replica_is(world):
     sidecar, client = await world.start(parameters={})
     admin = world.client(sidecar.admin_address)
