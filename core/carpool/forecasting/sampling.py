@@ -42,24 +42,26 @@ def times(
 
 @lru_cache(maxsize=32)
 def draws(noise: float, sample: int = 0) -> tuple[float, ...]:
-    """Multipliers of batch times: gamma with mean 1 and the given coefficient of variation."""
+    """Multipliers of batch times: gamma with a mean of exactly 1 and the given coefficient of variation."""
     if noise < NOISELESS:
         return (1.0,)
-    rng = _random(sample)
-    shape = noise**-2
-    return tuple(rng.gammavariate(shape, 1 / shape) for _ in range(997))  # a prime, so that draws don't fall in step
+    rng = _random(sample, "batch times")
+    drawn = [rng.gammavariate(noise**-2, 1.0) for _ in range(997)]  # a prime, so that draws don't fall in step
+    mean = sum(drawn) / len(drawn)
+    return tuple(each / mean for each in drawn)
 
 
 @lru_cache(maxsize=16)
 def rows(shares: tuple[float, ...], count: int, sample: int) -> tuple[int, ...]:
     """Draw the rows of ``count`` requests; ``shares``: of those with 2**(k-1) < rows <= 2**k, by k."""
-    rng = _random(sample)
+    rng = _random(sample, "rows")
     classes = rng.choices(range(len(shares)), shares, k=count)
     return tuple(rng.randint(2**each // 2 + 1, 2**each) for each in classes)
 
 
-def _random(sample: int) -> Random:
-    return Random(f"{SEED} {sample}" if sample else SEED)
+def _random(sample: int, purpose: str = "") -> Random:
+    """Return numbers of their own for every purpose: with the gaps' numbers, large requests would follow long gaps."""
+    return Random(f"{SEED} {sample} {purpose}".rstrip() if sample or purpose else SEED)
 
 
 @lru_cache(maxsize=48)

@@ -80,3 +80,25 @@ def test_rows_are_drawn_in_the_shares_of_their_powers_of_two():
     assert {5, 6, 7, 8} < set(drawn)
     assert drawn == sampling.rows((0.5, 0.25, 0.0, 0.25), 4000, 0)
     assert drawn != sampling.rows((0.5, 0.25, 0.0, 0.25), 4000, 1)
+
+
+def test_how_large_a_request_is_does_not_depend_on_the_gap_before_it():
+    rows = sampling.rows((0.8, 0.0, 0.0, 0.0, 0.0, 0.2), 4000, 0)
+    times = sampling.times(Poisson(1.0), 4000)
+    gaps = [time - before for before, time in zip([0.0, *times], times, strict=False)]
+    large = [gap for gap, count in zip(gaps, rows, strict=True) if count > 1]
+    assert mean(large) == pytest.approx(1.0, rel=0.1)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.7])
+def test_exponential_batch_times_give_the_mean_latency_of_an_mm1_queue(load):
+    drawn = [each for sample in range(40) for each in sampling.draws(1.0, sample)]
+    assert sum(drawn) == pytest.approx(len(drawn))
+    waited = []
+    for sample in range(40):
+        free = 0.0
+        draws = sampling.draws(1.0, sample)
+        for number, time in enumerate(sampling.times(Poisson(load), 4000, sample=sample)):
+            free = max(free, time) + draws[number % len(draws)]
+            waited.append(free - time)
+    assert mean(waited) == pytest.approx(1 / (1 - load), rel=0.05)
