@@ -78,7 +78,7 @@ def capacity(situation: Situation, settings: Sequence[Parameters], by_hand: Para
     unheld = [replace(each, max_wait=Duration(situation.limits.min_wait)) for each in settings]
     without = found if best in unheld else _search(forecaster, dict.fromkeys(unheld))[1]
     single = replace(best, max_batch=usual, max_wait=Duration(situation.limits.min_wait))
-    alone = _highest(forecaster, single, 0.0, min(1.0, service.capacity(usual, best.max_in_flight) / usual / most))
+    alone = _highest(forecaster, single, 0.0, 1.0)
     lower = found if _holds(forecaster, best, found, upper=True) else _highest(forecaster, best, 0.0, found, upper=True)
     hand = 0.0 if by_hand is None else found if by_hand == best else _highest(forecaster, by_hand, 0.0, 1.0)
     return Capacity(found * most, lower * most, best, without * most, alone * most, hand * most)
@@ -126,6 +126,8 @@ def _holds(forecaster: Forecaster, setting: Parameters, factor: float, *, upper:
     if factor <= 0:
         return True
     setting, allowed = forecaster.effective(setting), 2 * situation.budget
+    if factor * forecaster.load_share(setting, upper=upper) > 1:
+        return False  # an SLO of many seconds allows a backlog that outlasts the forecast
     misses, samples, doubt = 0.0, 0, 0.0
     # The parts of a long run have the exact rate only together.
     while samples < SAMPLES and (samples < max(forecaster.parts, 1) or abs(misses / samples - allowed) < doubt):

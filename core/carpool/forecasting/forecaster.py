@@ -316,18 +316,20 @@ class Forecaster:
     def loss(self, parameters: Parameters, factor: float = 1.0) -> float:
         """Return the share of requests lost with refusals, at the upper confidence of batch latency."""
         load = self.load(factor, count=self._lasting(LASTING_LOSS))
-        return forecast(load, self._upper, parameters, self.situation.target, shed=True).miss_fraction
+        found = forecast(load, self._upper, parameters, self.situation.target, shed=True).miss_fraction
+        # With a target of many seconds, the backlog at its end is a large part of even the longest forecast.
+        return max(found, self.least_loss(parameters, factor))
 
-    def load_share(self, parameters: Parameters) -> float:
+    def load_share(self, parameters: Parameters, *, upper: bool = False) -> float:
         """Return the load as a share of what full batches carry, of all kinds in the mix."""
         situation, most = self.situation, parameters.max_batch
-        service = situation.service
+        service = self._upper if upper else situation.service
         seconds = sum(share * own.per_row(most) for share, own in service.mix or ((1.0, service),))
         concurrency = min(service.executors, parameters.max_in_flight)
         return situation.process.rate * situation.rows * seconds / concurrency
 
-    def least_loss(self, parameters: Parameters) -> float:
-        """Return a lower bound of ``loss``."""
+    def least_loss(self, parameters: Parameters, factor: float = 1.0) -> float:
+        """Return a lower bound of ``loss``: what batches of the cheapest size do not carry."""
         situation, service = self.situation, self._upper
         if situation.row_shares or service.mix:
             return 0.0  # small and short requests are refused less
@@ -335,10 +337,7 @@ class Forecaster:
         # Between measured sizes batch latency is linear, so the cheapest size is one of them, or the largest.
         seconds = min(service.per_row(size) for size in (*service.sizes, most) if size <= most)
         concurrency = min(service.executors, parameters.max_in_flight)
-        carried = concurrency / (seconds * situation.rows * situation.process.rate)
-        # The queue at the end of the load is served too, and a hundred batches may be a little faster than their mean.
-        carried *= 1 + service.noise / 10
-        return 1 - carried * (1 + situation.target * situation.process.rate / self._lasting(LASTING_LOSS))
+        return max(1 - concurrency / (seconds * situation.rows * situation.process.rate * factor), 0.0)
 
     def glance(
         self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, count: int = 0, upper: bool = False

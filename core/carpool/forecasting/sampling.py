@@ -45,10 +45,11 @@ def draws(noise: float, sample: int = 0) -> tuple[float, ...]:
     """Multipliers of batch times: gamma with a mean of exactly 1 and the given coefficient of variation."""
     if noise < NOISELESS:
         return (1.0,)
-    rng = _random(sample, "batch times")
+    rng = _random(sample)
     drawn = [rng.gammavariate(noise**-2, 1.0) for _ in range(997)]  # a prime, so that draws don't fall in step
     mean = sum(drawn) / len(drawn)
-    return tuple(each / mean for each in drawn)
+    # Begun elsewhere: with gaps of the same spread, each batch would otherwise take as long as the gap before it.
+    return tuple(each / mean for each in drawn[250:] + drawn[:250])
 
 
 @lru_cache(maxsize=16)

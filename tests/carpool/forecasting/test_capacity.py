@@ -105,6 +105,16 @@ def test_what_a_setting_by_hand_carries_is_reported_and_never_chosen():
     assert capacity(of, [hand], hand).by_hand == capacity(of, [hand]).rate
 
 
+@pytest.mark.parametrize("target", [1.0, 10.0, 60.0])
+def test_no_setting_carries_more_than_its_full_batches_do_however_long_the_slo(target):
+    service = ServiceTime.measured({1: 0.021, 64: 0.084})
+    doubtful = replace(service, uppers=tuple(1.5 * mean for mean in service.means))
+    of = replace(situation(100.0, service=doubtful), target=target)
+    result = capacity(of, [parameters(64)], parameters(16))
+    assert result.by_hand <= service.capacity(16, 1)
+    assert result.lower <= service.capacity(64, 1) / 1.5
+
+
 def test_it_does_not_depend_on_the_present_rate():
     assert found(situation(1.0)) == found(situation(900.0))
 

@@ -11,6 +11,7 @@ from carpool.forecasting.forecast import Glance, Load, forecast
 from carpool.forecasting.forecaster import HEADROOM, REQUESTS, Forecaster
 from carpool.learning.arrivals import Gamma, Poisson, first
 from carpool.learning.latency_model import ServiceTime
+from carpool.tuning.objective import most_efficient
 
 NOISY = replace(CURVE, noise=0.5)
 
@@ -254,7 +255,7 @@ TOWER = ServiceTime.measured({1: 0.00194, 8: 0.00656, 32: 0.01184, 64: 0.01536},
 
 def test_a_burst_makes_many_late_at_once_so_that_one_sample_says_little(monkeypatch):
     bursty = replace(situation(556.0, process=Gamma(556.0, 2.0), service=TOWER), target=0.015)
-    point = parameters(16, 0.0009)
+    point = parameters(24, 0.001)
     found = [Forecaster(bursty).glance(point, HEADROOM, sample).miss_fraction for sample in range(40)]
     true = sum(found) / len(found)
     assert true < bursty.budget < found[0] / 2, "the first sample has twice as many as may miss"
@@ -327,3 +328,14 @@ def test_in_overload_it_is_refined_for_the_requests_that_are_served():
     assert one.refined.p99 < 0.2 < refined(forecaster, parameters(64)).p99
     assert one.refined.miss_fraction == pytest.approx(one.now.miss_fraction, rel=0.1)
     assert refined(forecaster, parameters(64), shed=True).p99 == one.refined.p99
+
+
+@pytest.mark.parametrize("target", [1.0, 10.0, 60.0])
+def test_what_full_batches_do_not_carry_is_lost_however_long_a_backlog_the_slo_allows(target):
+    # 64 rows in 84 ms: 762/s at most; 16 rows in 36 ms: 444/s.
+    service = ServiceTime.measured({1: 0.021, 64: 0.084})
+    busy = replace(situation(900.0, service=service), target=target)
+    forecaster = Forecaster(busy)
+    assert forecaster.assess(parameters(64)).lost >= 1 - 762 / 900
+    assert forecaster.assess(parameters(16)).lost >= 1 - 445 / 900
+    assert most_efficient(forecaster, parameters(), [8, 16, 32, 48, 64]).parameters.max_batch == 64
