@@ -23,7 +23,7 @@ from carpool_operator.injector.patch import patch
 from carpool_operator.injector.quotas import Surroundings
 from carpool_operator.webhook import server as module
 from carpool_operator.webhook.certificates import issue
-from carpool_operator.webhook.server import MAX_REVIEW, Injector
+from carpool_operator.webhook.server import KINDS, MAX_REVIEW, Injector
 from carpool_operator.webhook.tls import ServingContext
 
 NAME = "carpool-injector.carpool-system.svc"
@@ -72,6 +72,11 @@ async def client(injector):
         yield post, get
 
 
+async def reviews(get):
+    lines = (await get("/metrics"))[1].splitlines()
+    return {line for line in lines if line.startswith("carpool_injector_reviews_total{")}
+
+
 async def test_a_pod_is_patched():
     injector = Injector(SETTINGS, drain_key=lambda: "k" * 32)
     async with client(injector) as (post, get):
@@ -85,6 +90,12 @@ async def test_a_pod_is_patched():
         assert "k" * 32 in json.dumps(added["/spec/containers/0/lifecycle"])
         _, metrics = await get("/metrics")
         assert 'carpool_injector_reviews_total{kind="Pod",result="Injected"} 1.0' in metrics
+
+
+async def test_faults_are_exported_from_the_start_so_that_the_first_one_is_an_increase():
+    async with client(Injector(SETTINGS)) as (_, get):
+        found = await reviews(get)
+    assert found == {f'carpool_injector_reviews_total{{kind="{kind}",result="Fault"}} 0.0' for kind in KINDS}
 
 
 async def test_each_pod_has_a_key_of_its_own():
@@ -217,9 +228,10 @@ async def test_a_fault_of_ours_holds_nobody_up(caplog):
 )
 async def test_what_is_no_review_is_refused(body):
     async with client(Injector(SETTINGS)) as (post, get):
+        before = await reviews(get)
         assert (await post(body))[0] == 400
         # Clients must not be able to make it remember what they like.
-        assert "carpool_injector_reviews_total{" not in (await get("/metrics"))[1]
+        assert await reviews(get) == before
 
 
 async def test_a_review_has_bounds(monkeypatch):
