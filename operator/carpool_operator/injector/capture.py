@@ -36,25 +36,31 @@ def is_wanted(written: Written) -> bool:
     return value == "true"
 
 
-def hindrance(
-    pod: Json, model: Json, port: int, declared: int | None, user: int | None, around: Surroundings
-) -> Note | None:
-    """Return why a pod can't have it; ``None`` where it can. Raises ``Skipped``.
+def hindrance(pod: Json, port: int, user: int | None, around: Surroundings) -> Note | None:
+    """Return why a pod can't have it for the model's ``port``; ``None`` where it can. Raises ``Skipped``.
 
     ``user``: of sidecars; ``None`` where the platform assigns one, as OpenShift does. Such a platform does not allow
     user 0 either.
     """
     spec = pod["spec"]
-    if any(each["name"] == CONTAINER for each in (*(spec.get("initContainers") or []), *spec["containers"])):
+    containers = (*(spec.get("initContainers") or []), *spec["containers"])
+    if any(each["name"] == CONTAINER for each in containers):
         raise Skipped(Reason.NAME_TAKEN, f"the pod has a container named {CONTAINER}: rename it")
     if around.labels is None or around.labels.get(ENFORCED) not in ADMITS or user is None:
         return Note.CAPTURE_FORBIDDEN
     if meshes_of(pod, around.labels, around.annotations):
         return Note.CAPTURE_IN_MESH
-    name = None if declared is None else model["ports"][declared].get("name")
-    if any(kind == "tcpSocket" and handler["port"] in {port, name} for kind, handler in handlers(model)):
+    if any(_connects(each, port) for each in containers):
         return Note.CAPTURE_TCP_PROBE
     return None
+
+
+def _connects(container: Json, port: int) -> bool:
+    """Whether a container has a ``tcpSocket`` probe of a port of the pod. All its containers share one address."""
+    ports = container.get("ports") or []
+    names_of_it = {each.get("name") for each in ports if each["containerPort"] == port}
+    called = (handler["port"] for kind, handler in handlers(container) if kind == "tcpSocket")
+    return any(each == port or each in names_of_it for each in called)
 
 
 def container(image: str, pull_policy: str | None, port: int, to: int, resources: Resources) -> Json:

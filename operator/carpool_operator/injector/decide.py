@@ -218,7 +218,7 @@ def _in_front(
             raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or raise {written.place(names.MEMORY)}")
     # 4. How callers reach it
     captured = capture.is_wanted(written)
-    if captured and (why_not := capture.hindrance(pod, model, port, declared, settings.user, around)) is not None:
+    if captured and (why_not := capture.hindrance(pod, port, settings.user, around)) is not None:
         notes.append(why_not)
         captured = False
     return Inject(target, model["name"], port, declared, resources, data, admin, max_body, tuple(notes), captured)

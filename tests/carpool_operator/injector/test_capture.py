@@ -17,10 +17,11 @@ from carpool_operator.injector.reasons import Note, Reason
 
 SETTINGS = Settings(image="carpool-sidecar:1", version="1", public_key="ab" * 32)
 TARGET = Target("models", "Deployment", "resnet")
+SERVER = {"carpool.dev/container": "server"}
 PROBE = {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
 
 
-def pod(capture="true", *, labels=None, probe=PROBE, init=(), annotations=None, port=None):
+def pod(capture="true", *, labels=None, probe=PROBE, init=(), beside=(), annotations=None, port=None):
     server = {"name": "server", "image": "model", "ports": [port or {"name": "http", "containerPort": 8000}]}
     return {
         "metadata": {
@@ -30,9 +31,15 @@ def pod(capture="true", *, labels=None, probe=PROBE, init=(), annotations=None, 
         "spec": {
             "securityContext": {"runAsNonRoot": True},
             "initContainers": [{"name": "download", "image": "loader"}, *init],
-            "containers": [{**server, "readinessProbe": probe}],
+            "containers": [{**server, "readinessProbe": probe}, *beside],
         },
     }
+
+
+def exporter(port, name="http", own=8001):
+    """Another container, with a ``tcpSocket`` probe of ``port``, and a port of its own."""
+    ports = [{"name": name, "containerPort": own}]
+    return {"name": "exporter", "image": "exporter", "ports": ports, "livenessProbe": {"tcpSocket": {"port": port}}}
 
 
 def injected(given, around=None, settings=SETTINGS):
@@ -123,6 +130,15 @@ WITHOUT = {
         pod(probe={"tcpSocket": {"port": "http"}}), Surroundings(), Note.CAPTURE_TCP_PROBE,
     ),
     "the same by number": (pod(probe={"tcpSocket": {"port": 8000}}), Surroundings(), Note.CAPTURE_TCP_PROBE),
+    "a probe of the port by another container": (
+        pod(beside=[exporter(8000)], annotations=SERVER), Surroundings(), Note.CAPTURE_TCP_PROBE,
+    ),
+    "the same by a name of its own": (
+        pod(beside=[exporter("model", "model", 8000)], annotations=SERVER), Surroundings(), Note.CAPTURE_TCP_PROBE,
+    ),
+    "a probe of the port by an init container": (
+        pod(init=[{**exporter(8000), "restartPolicy": "Always"}]), Surroundings(), Note.CAPTURE_TCP_PROBE,
+    ),
 }  # fmt: skip
 
 
@@ -188,6 +204,8 @@ def test_where_everything_is_admitted_it_is_captured(label):
 def test_probes_of_another_port_or_another_kind_do_not_prevent_capture():
     assert capturing(injected(pod(probe={"tcpSocket": {"port": 8001}})))
     assert capturing(injected(pod(probe={"exec": {"command": ["true"]}})))
+    # The name is that of another port in this container.
+    assert capturing(injected(pod(beside=[exporter("http")], annotations=SERVER)))
 
 
 def test_a_namespace_may_ask_for_all_pods_in_it_and_a_pod_may_decline():
