@@ -278,6 +278,61 @@ def test_the_webhook_s_condition_knows_the_annotations_that_are_read(helm):
         assert not of_class.search(name.replace(".CLASS", ""))
 
 
+class Once(yaml.SafeLoader):
+    """Refuses an object with one key twice: of these, some readers take the first value and others the last."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"twice: {keys}"
+        return super().construct_mapping(node, deep)
+
+
+def test_labels_and_annotations_of_the_chart_win_and_none_is_there_twice(helm):
+    own = {"app.kubernetes.io/name": "mine", "app.kubernetes.io/part-of": "mine"}
+    pod = {
+        "podLabels": {**own, "of": "pod"},
+        "podAnnotations": {"kubectl.kubernetes.io/default-container": "mine", "of": "pod"},
+    }
+    monitoring = {name: {"enabled": True, "labels": {**own, "of": name}} for name in VALUES["most"]["monitoring"]}
+    values = {
+        "commonLabels": {**own, "of": "all", "team": "platform"},
+        "operator": pod,
+        "injector": pod,
+        "monitoring": monitoring,
+    }
+    done = helm.run("template", "carpool", str(CHART), "--kube-version", "1.30", values=values)
+    objects = [each for each in yaml.load_all(done.stdout, Once) if each]
+    assert objects, done.stderr
+    for each in objects:
+        labels = each["metadata"].get("labels", {})
+        assert "mine" not in labels.values(), each["metadata"]["name"]
+        if each["kind"] in {"PodMonitor", "PrometheusRule"}:
+            assert labels["of"] == each["kind"][0].lower() + each["kind"][1:]
+            assert labels["team"] == "platform"
+        if each["kind"] == "Deployment":
+            template = each["spec"]["template"]["metadata"]
+            assert "mine" not in {**template["labels"], **template["annotations"]}.values()
+            assert (template["labels"]["of"], template["annotations"]["of"]) == ("pod", "pod")
+
+
+def test_a_certificate_of_the_chart_s_own_issuer_is_trusted_after_its_renewal(helm):
+    """The API server trusts what signed it: a CA whose key stays. A self-signed one would be its own trust anchor."""
+    objects = helm.render(VALUES["cert-manager"])
+    certificates = {each["metadata"]["name"]: each["spec"] for each in of(objects, "Certificate")}
+    issuers = {each["metadata"]["name"]: each["spec"] for each in of(objects, "Issuer")}
+    leaf, authority = certificates["carpool-injector"], certificates["carpool-injector-ca"]
+    assert issuers[leaf["issuerRef"]["name"]] == {"ca": {"secretName": authority["secretName"]}}
+    assert issuers[authority["issuerRef"]["name"]] == {"selfSigned": {}}
+    assert (authority["isCA"], authority["privateKey"]["rotationPolicy"]) == (True, "Never")
+    # cert-manager writes the CA to the leaf's Secret as well; from there it comes to the webhook.
+    (webhooks,) = of(objects, "MutatingWebhookConfiguration")
+    injected = webhooks["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
+    assert injected == "carpool-system/carpool-injector"
+    theirs = helm.render(VALUES["issuer"])
+    assert [each["metadata"]["name"] for each in of(theirs, "Certificate")] == ["carpool-injector"]
+    assert not of(theirs, "Issuer")
+
+
 def test_targets_of_classes_are_defaults_too(helm):
     rendered = json.dumps(helm.render({"defaults": {"slo-ttft-p99": "2s", "slo-ttft-p99.gold": "1s"}}))
     assert "--default=slo-ttft-p99.gold=1s" in rendered
@@ -312,6 +367,10 @@ def test_what_the_documentation_sets_is_accepted(helm):
             {"watchNamespaces": ["a"], "networkPolicy": {"sidecarNamespaces": [{"name": "b", "callers": []}]}},
             "sidecarNamespaces has b, which is not in watchNamespaces",
         ),
+        (
+            {"networkPolicy": {"sidecarNamespaces": [{"name": "a", "callers": []}, {"name": "a", "callers": []}]}},
+            "networkPolicy.sidecarNamespaces has a twice: join the callers in one entry",
+        ),
         ({"operator": {"interval": "2"}}, "operator.interval"),
         ({"operator": {"interval": "0s"}}, "operator.interval is 0s: it has to be longer than 0s"),
         ({"operator": {"resync": "0m"}}, "operator.resync is 0m"),
@@ -323,11 +382,21 @@ def test_what_the_documentation_sets_is_accepted(helm):
         ({"sidecar": {"cpu": "0m"}}, "sidecar.cpu is 0m: it has to be more than 0"),
         ({"sidecar": {"cpuLimit": "400m"}}, "sidecar.cpuLimit is 400m, less than sidecar.cpu, 500m"),
         ({"sidecar": {"cpu": 2, "cpuLimit": 1.5}}, "sidecar.cpuLimit is 1.5, less than sidecar.cpu, 2"),
+        # What the injector refuses as well
+        ({"sidecar": {"cpu": "1000000m"}}, "sidecar.cpu"),
+        ({"sidecar": {"cpuLimit": "1000.5"}}, "sidecar.cpuLimit"),
+        ({"sidecar": {"cpu": 1000000}}, "sidecar.cpu"),
+        ({"sidecar": {"cpu": 0.0015}}, "sidecar.cpu"),
         ({"logLevel": "info"}, "logLevel"),
         ({"injector": {"timeoutSeconds": 31}}, "injector.timeoutSeconds"),
         ({"injector": {"port": 8080}}, "injector.port and injector.metricsPort are the same"),
         ({"operator": {"extraArgs": ["log-level"]}}, "operator.extraArgs.0"),
         ({"operator": {"extraEnv": [{"key": "A"}]}}, "key"),
+        (
+            {"operator": {"extraEnv": [{"name": "POD_NAME", "value": "a"}]}},
+            "operator.extraEnv has POD_NAME, which the chart sets: take it out",
+        ),
+        ({"injector": {"extraEnv": [{"name": "POD_NAMESPACE", "value": "a"}]}}, "injector.extraEnv has POD_NAMESPACE"),
         ({"injector": {"affinity": {"node": {}}}}, "node"),
         ({"monitoring": {"podMonitor": {"interval": "15"}}}, "monitoring.podMonitor.interval"),
         ({"monitoring": {"podMonitor": {"metricRelabelings": ["drop"]}}}, "metricRelabelings.0"),
@@ -351,6 +420,8 @@ def test_a_wrong_value_is_refused_by_name(helm, values, named):
         {"memory": 536870912, "memoryRequest": 1000000},
         {"memory": "1G", "memoryRequest": "900M", "cpu": "0.5", "cpuLimit": "500m"},
         {"cpu": 2, "cpuLimit": 2},
+        {"cpu": "999999m", "cpuLimit": 999.999},
+        {"cpu": 0.07, "cpuLimit": "1000"},
     ],
 )
 def test_the_injector_takes_what_the_chart_does_for_sidecars(helm, sidecar):

@@ -90,6 +90,15 @@ def test_callers_are_those_that_the_values_name(helm, port):
     assert not reaches(policies, CALLER, MODEL, 14090)
 
 
+@pytest.mark.parametrize("admin", [1024, 65535])
+def test_ranges_beside_an_admin_port_at_either_end_exist(helm, admin):
+    values = {"sidecarNamespaces": [{"name": TEAM, "callers": [{"podSelector": {}}]}]}
+    objects = helm.render({"networkPolicy": values, "sidecar": {"ports": {"admin": admin}}})
+    (policy,) = [each for each in objects if each["metadata"]["name"] == "carpool-sidecar-admin"]
+    ranges = [(each["port"], each["endPort"]) for each in policy["spec"]["ingress"][1]["ports"]]
+    assert ranges == [each for each in ((1, admin - 1), (admin + 1, 65535)) if each[0] <= each[1]]
+
+
 def test_pods_without_a_sidecar_and_other_namespaces_are_left_alone(helm):
     policies = render(helm, [])
     assert reaches(policies, STRANGER, {"namespace": TEAM, "labels": {"app": "web"}}, 8000)

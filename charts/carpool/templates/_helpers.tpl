@@ -1,13 +1,11 @@
-{{/* What every object carries. Of: root, component. */}}
+{{/* Labels of every object. The chart's own win, then the object's, then commonLabels. Of: root, component; labels. */}}
 {{- define "carpool.labels" -}}
-{{ include "carpool.selector" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/part-of: carpool
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := include "carpool.selector" . | fromYaml }}
+{{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion }}
+{{- $_ := set $own "app.kubernetes.io/part-of" "carpool" }}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service }}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") }}
+{{- merge $own (.labels | default dict) .root.Values.commonLabels | toYaml }}
 {{- end }}
 
 {{/* What never changes about a component's pods. Of: root, component; shard where there are several. */}}
@@ -20,7 +18,7 @@ carpool.dev/shard: {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{/* metadata of a namespaced object. Of: root, component, name; namespace where it isn't the release's. */}}
+{{/* metadata of a namespaced object. Of: root, component, name; namespace where it isn't the release's; labels. */}}
 {{- define "carpool.metadata" -}}
 name: {{ .name }}
 namespace: {{ .namespace | default .root.Release.Namespace }}
@@ -52,17 +50,12 @@ annotations:
 
 {{/* metadata of a component's pods. Of: root, component, values. */}}
 {{- define "carpool.template" -}}
+{{- $labels := set (include "carpool.selector" . | fromYaml) "app.kubernetes.io/part-of" "carpool" }}
+{{- $annotations := dict "kubectl.kubernetes.io/default-container" .component -}}
 labels:
-  {{- with omit (merge (dict) .values.podLabels .root.Values.commonLabels) "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/part-of" "carpool.dev/shard" }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-  {{- include "carpool.selector" . | nindent 2 }}
-  app.kubernetes.io/part-of: carpool
+  {{- merge $labels .values.podLabels .root.Values.commonLabels | toYaml | nindent 2 }}
 annotations:
-  kubectl.kubernetes.io/default-container: {{ .component }}
-  {{- with .values.podAnnotations }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- merge $annotations .values.podAnnotations | toYaml | nindent 2 }}
 {{- end }}
 
 {{/* What keeps a drain of nodes from stopping all of a component at once. Of: root, component, values, name. */}}
@@ -178,6 +171,6 @@ resources:
 {{- if hasSuffix "m" $text }}
 {{- trimSuffix "m" $text | int64 }}
 {{- else }}
-{{- round (mulf (float64 $text) 1000) 0 }}
+{{- round (mulf (float64 $text) 1000) 0 | int64 }}
 {{- end }}
 {{- end }}
