@@ -131,6 +131,37 @@ def test_the_dashboard_shows_the_slo_and_the_decisions():
     assert "carpool_policy_last_decision_timestamp_seconds" in decisions["expr"]
 
 
+def test_colours_go_by_the_error_budget():
+    """How many misses are many, the policy's quantile says: 2 % are fine for a p90, and far too many for a p99."""
+    coloured = [panel for panel in PANELS if "thresholds" in panel["fieldConfig"]["defaults"]]
+    assert {panel["title"] for panel in coloured} == {
+        "Error budget: how fast it burns", "Token streams: how fast the error budget burns",
+    }  # fmt: skip
+    assert all(
+        ":ratio_rate" in target["expr"] and "/" in target["expr"] for panel in coloured for target in panel["targets"]
+    )
+
+
+def test_the_dashboard_counts_pods_as_the_leaders_of_all_shards_do(promtool, tmp_path):
+    (panel,) = [panel for panel in PANELS if panel["title"] == "Operator: pods"]
+    leaders = {"0-old": 0, "0": 1, "1": 1}
+    pods = {"0-old": 58, "0": 60, "1": 40}
+    series = {f'carpool_operator_leader{{namespace="c", pod="{pod}"}}': leads for pod, leads in leaders.items()}
+    for name in ('objects{kind="pods", ', "pods_acknowledged{", "pods_missed{"):
+        series |= {f'carpool_operator_{name}namespace="c", pod="{pod}"}}': count for pod, count in pods.items()}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": f"{value}x5"} for name, value in series.items()],
+        "promql_expr_test": [
+            {"expr": target["expr"], "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": 100}]}
+            for target in panel["targets"]
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": [], "tests": [test]}))
+    done = promtool("test", "rules", tmp_path / "test.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_prometheus_understands_the_dashboard(promtool, tmp_path):
     # As rules, for that is what promtool reads. Grafana fills in what begins with $.
     rules = [

@@ -95,7 +95,7 @@ async def source():
         yield made
 
 
-def sidecar(processes, tmp_path, model, name="sidecar"):
+def sidecar(processes, tmp_path, model, name="sidecar", slo=None):
     data, admin = free_port(), free_port()
     config = tmp_path / f"{name}.json"
     config.write_text(
@@ -103,7 +103,7 @@ def sidecar(processes, tmp_path, model, name="sidecar"):
             {
                 "listen": f"127.0.0.1:{data}", "admin": f"127.0.0.1:{admin}",
                 "upstream": {"url": f"http://127.0.0.1:{model}"}, "shutdown": {"lame": "0s"},
-                "policy": {"slo": {"latency": {"p99": "5s"}}},
+                "policy": {"slo": slo or {"latency": {"p99": "5s"}}},
                 "parameters": {"*": {"maxBatch": 8, "maxWait": "2ms", "maxInFlight": 2}},
             }
         )
@@ -114,7 +114,8 @@ def sidecar(processes, tmp_path, model, name="sidecar"):
     return process, data, admin
 
 
-def prometheus(program, processes, tmp_path, admin, operator=None, rules=()):
+def prometheus(program, processes, tmp_path, admin, others=(), rules=()):
+    """Start one that scrapes a sidecar, and ``others`` with their labels: pairs of port and labels."""
     port = free_port()
     config = tmp_path / "prometheus.yml"
     config.write_text(
@@ -137,19 +138,11 @@ def prometheus(program, processes, tmp_path, admin, operator=None, rules=()):
                         ],
                     },
                     *(
-                        []
-                        if operator is None
-                        else [
-                            {
-                                "job_name": "operator",
-                                "static_configs": [
-                                    {
-                                        "targets": [f"127.0.0.1:{operator}"],
-                                        "labels": {"namespace": "carpool-system", "pod": "operator-1"},
-                                    }
-                                ],
-                            }
-                        ]
+                        {
+                            "job_name": f"other-{number}",
+                            "static_configs": [{"targets": [f"127.0.0.1:{other}"], "labels": labels}],
+                        }
+                        for number, (other, labels) in enumerate(others)
                     ),
                 ],
                 "rule_files": [str(each) for each in rules],
@@ -287,11 +280,37 @@ QUERIES |= {each["name"]: each["expr"] for each in DASHBOARD["annotations"]["lis
 QUIET = {
     "Misses, by reason A", "Headers that keep requests apart A", "Not batched, by reason A", "Roll-backs",
     "Operator: what went wrong A", "Operator: what went wrong B", "Operator: what went wrong C",
+    "Token streams: how fast the error budget burns A",
 }  # fmt: skip
-"""What is empty where nothing goes wrong: valid, which is all that is asked."""
+"""What is empty where nothing goes wrong, or needs targets for five minutes: valid, which is all that is asked."""
+
+ENGINE = {
+    "name": "fast", "source": "synthetic", "kvTokens": 10_000, "maxRunning": 8,
+    "step": {"form": "linear", "base": 0.001, "sequence": 1e-5, "kvToken": 1e-9, "promptToken": 1e-6},
+}  # fmt: skip
 
 
-async def test_every_panel_of_the_dashboard_shows_something(program, processes, tmp_path, http, model):
+@pytest.fixture
+async def engine(processes, tmp_path, http):
+    """The port of a stand-in for an engine."""
+    port, profile = free_port(), tmp_path / "engine.json"
+    profile.write_text(json.dumps(ENGINE))
+    processes(
+        sys.executable, "-m", "carpool_cli", "standin", "--profile", str(profile), "--port", str(port),
+        "--model", "llm", stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    await answers(http, f"http://127.0.0.1:{port}/health")
+    return port
+
+
+async def stream(http, url):
+    asked = {"model": "llm", "prompt": "x" * 40, "max_tokens": 5, "stream": True}
+    async with http.post(f"{url}/v1/completions", json=asked) as response:
+        await response.read()
+        assert response.status == 200
+
+
+async def test_every_panel_of_the_dashboard_shows_something(program, processes, tmp_path, http, model, engine):
     operator, injector = Metrics(), Injector(InjectorSettings(image="", version=""))
     status = {
         "conditions": [{"type": "SLOMet", "status": "False", "reason": "Missed"}],
@@ -316,8 +335,15 @@ async def test_every_panel_of_the_dashboard_shows_something(program, processes, 
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     _, data, admin = sidecar(processes, tmp_path, model)
-    _, port = prometheus(program, processes, tmp_path, admin, runner.addresses[0][1], [MONITORING / "alerts.yaml"])
-    await answers(http, f"http://127.0.0.1:{admin}/readyz")
+    targets = {"ttft": {"p99": "20s"}, "tpot": {"p99": "10s"}}
+    _, streams, streams_admin = sidecar(processes, tmp_path, engine, "streams", targets)
+    others = [
+        (runner.addresses[0][1], {"namespace": "carpool-system", "pod": "operator-1"}),
+        (streams_admin, {"namespace": "shop", "pod": "llm-0", "target": "Deployment/llm"}),
+    ]
+    _, port = prometheus(program, processes, tmp_path, admin, others, [MONITORING / "alerts.yaml"])
+    for each in (admin, streams_admin):
+        await answers(http, f"http://127.0.0.1:{each}/readyz")
     await answers(http, f"http://127.0.0.1:{port}/-/ready")
 
     async def result(expression):
@@ -332,6 +358,7 @@ async def test_every_panel_of_the_dashboard_shows_something(program, processes, 
         async with asyncio.timeout(PATIENCE):
             while empty - QUIET:
                 await load(http, f"http://127.0.0.1:{data}", 20)
+                await stream(http, f"http://127.0.0.1:{streams}")
                 empty = {name for name in sorted(empty) if not await result(QUERIES[name])}
                 await asyncio.sleep(0.2)
     except TimeoutError:
