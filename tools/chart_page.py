@@ -33,6 +33,9 @@ there. The CRD has the annotation `helm.sh/resource-policy: keep`, so that polic
 `crds.install: false` apply `crds/carpool.dev_batchingpolicies.yaml` before each upgrade. New fields are optional. A
 server whose CRD is older refuses them by name.
 
+After `helm uninstall`, a release of another name, or in another namespace, can't take over the CRD that was kept. It
+has the annotations of its release. [Uninstall](../../docs/install.md#uninstall) has the command that changes them.
+
 What to change from earlier charts:
 
 - `networkPolicy.sidecarNamespaces` is a list of objects, `{{name: team-a, callers: []}}`. The old list of names opened

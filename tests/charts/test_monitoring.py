@@ -93,6 +93,49 @@ def test_series_of_batch_times_can_be_dropped_and_nothing_else_goes(helm):
     assert not used & dropped
 
 
+def relabelled(job, found):
+    """The labels that a job of Prometheus gives to a target that it found; ``None`` where it drops it."""
+    labels = {}
+    for rule in job["relabel_configs"]:
+        value = ";".join(found.get(name, "") for name in rule["source_labels"])
+        if rule.get("action") == "keep":
+            if not re.fullmatch(rule["regex"], value):
+                return None
+        else:
+            labels[rule["target_label"]] = value
+    return labels
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_the_page_scrapes_without_the_prometheus_operator_is_what_the_alerts_need(helm, shards):
+    page = (CHART.parents[1] / "docs" / "install.md").read_text("utf-8")
+    (text,) = re.findall(r"^```yaml\n(scrape_configs:.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    sidecars, own = yaml.safe_load(text)["scrape_configs"]
+    model = {
+        "__meta_kubernetes_namespace": "shop", "__meta_kubernetes_pod_name": "resnet-0",
+        "__meta_kubernetes_pod_label_carpool_dev_injected": "true",
+        "__meta_kubernetes_pod_annotation_carpool_dev_target": "Deployment/resnet",
+        "__meta_kubernetes_pod_container_port_name": "carpool-admin",
+    }  # fmt: skip
+    assert relabelled(sidecars, model) == {"namespace": "shop", "pod": "resnet-0", "target": "Deployment/resnet"}
+    assert relabelled(own, model) is None
+    scraped = set()
+    deployments = [each for each in helm.render({"operator": {"shards": shards}}) if each["kind"] == "Deployment"]
+    for each in deployments:
+        template, name = each["spec"]["template"], each["metadata"]["name"]
+        assert each["metadata"]["namespace"] in own["kubernetes_sd_configs"][0]["namespaces"]["names"]
+        found = {"__meta_kubernetes_namespace": each["metadata"]["namespace"], "__meta_kubernetes_pod_name": name}
+        for label, value in template["metadata"]["labels"].items():
+            found["__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", label)] = value
+        for port in template["spec"]["containers"][0]["ports"]:
+            target = found | {"__meta_kubernetes_pod_container_port_name": port["name"]}
+            assert relabelled(sidecars, target) is None
+            if (labels := relabelled(own, target)) is not None:
+                assert labels == {"namespace": "carpool-system", "pod": name}
+                scraped.add((name, port["name"]))
+    assert scraped == {(each["metadata"]["name"], "http") for each in deployments}
+
+
 @pytest.fixture(scope="module")
 def promtool(program):
     found = program("promtool")

@@ -404,7 +404,8 @@ def bundles(api):
 
 
 def test_the_page_on_installing_can_be_followed(api, helm, namespaces, shell):
-    install, upgrade, uninstall, delete = followed("install.md")
+    install, upgrade, uninstall, give, delete = followed("install.md")
+    elsewhere = "helm install batching charts/carpool --namespace batching-system --dry-run=server"
 
     shell(install)  # with `helm test`
     trusted = bundles(api)
@@ -416,6 +417,10 @@ def test_the_page_on_installing_can_be_followed(api, helm, namespaces, shell):
     shell(uninstall)
     assert not leftovers(api)
     assert api.get("secrets", "carpool-signing-key", HOME)["data"] == key
+    assert "invalid ownership metadata" in shell(elsewhere, check=False)
+    shell(f"{elsewhere} --take-ownership")
+    shell(give)
+    shell(elsewhere)
     without_pods(api)
     shell(delete)
     assert not api.find("namespaces", fields=f"metadata.name={HOME}")
