@@ -183,9 +183,10 @@ def decode(body: bytes) -> Report:
     """Read a report, newer ones too; raises ``PolicyError`` naming the field, or saying that it is no JSON."""
     try:
         plain = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
-        raise PolicyError("report", f"it is not JSON: {error}") from None
-    _drop_unknown(plain)
+        _drop_unknown(plain)
+        msgspec.msgpack.encode(plain)  # its readers keep counts like this: none beyond 64 bits
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise PolicyError("report", f"it is not JSON as a sidecar writes it: {error}") from None
     return from_plain(plain, Report, what="report")
 
 

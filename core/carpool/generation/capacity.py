@@ -36,7 +36,7 @@ class Load(NamedTuple):
         """
         low, high = 0.0, 1 / max(1e-6, model.prompt_token * self.prompt)
         high = min(high, 1e4)
-        for _ in range(18):
+        for _ in range(40):  # a slow engine carries one long answer a minute
             rate = (low + high) / 2
             decode = model.decode_seconds(rate * self.decoded * tpot, rate * self.held * tpot)
             low, high = (rate, high) if decode <= tpot * (1 - rate * self.prompt * model.prompt_token) else (low, rate)
@@ -71,7 +71,8 @@ def carried(
         return None
     rate = load.throughput(model, tpot)
     sequences = rate * load.decoded * tpot
-    limits = [limit for limit in (most, kv_tokens and kv_tokens * load.decoded / load.held) if limit is not None]
+    held = kv_tokens * load.decoded / load.held if kv_tokens and load.held > 0 else None
+    limits = [limit for limit in (most, held) if limit is not None]
     if limits and sequences > min(limits):
         sequences = min(limits)
         rate = sequences / (load.decoded * load.tpot(model, sequences))

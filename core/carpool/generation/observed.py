@@ -131,7 +131,7 @@ class ObservedEngine:
             after.preemptions - before.preemptions,
         )
         self.windows = [*self.windows, window][-LATELY:]
-        if gaps < LEAST_TOKENS:
+        if gaps < LEAST_TOKENS or not gap_seconds:
             return False
         row = [steps, *(steps * part for part in sections(sequences)), steps * window.kv, prompts]
         self.model.learn(row, steps * gap_seconds / gaps)

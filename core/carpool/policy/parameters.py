@@ -25,7 +25,7 @@ class Parameters(Camel, frozen=True, omit_defaults=False):
     """Rows a batch may have."""
     max_wait: Duration = Duration(0.0)
     """Age at which the oldest request stops waiting for others; 0s holds none while a slot is free."""
-    max_in_flight: Annotated[int, Meta(ge=1, le=1024)] = 1
+    max_in_flight: Annotated[int, Meta(ge=1, le=65536)] = 1
     """Batches handed to the upstream at once."""
     pass_through: bool = False
     """Nothing is held or merged; original bytes are forwarded."""

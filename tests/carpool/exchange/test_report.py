@@ -77,6 +77,9 @@ def test_what_a_newer_sidecar_adds_is_passed_over():
     ("body", "says"),
     [
         (b"ok", "not JSON"),
+        (b"[" * 2000, "not JSON"),
+        (b'{"readiness":"\xff"}', "not JSON"),
+        (encode(REPORT).replace(b'"rows":', b'"rows":' + b"9" * 25, 1), "not JSON"),
         (b"[]", "report: "),
         (b"{}", "missing required field"),
         (encode(REPORT).replace(b'"ready":true', b'"ready":"yes"'), "ready: "),

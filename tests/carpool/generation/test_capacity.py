@@ -84,3 +84,20 @@ def test_a_gate_says_what_its_engine_carries():
     assert found.tokens == pytest.approx(150 * found.rate, rel=0.01)
     gate.configure(Slo(2.0), gate.limits)
     assert gate.carries() is None
+
+
+@pytest.mark.parametrize(
+    ("model", "load", "tpot", "rate"),
+    [
+        (StepModel(0.1, 0.02, 1e-6, 0.0), Load.of([(20, 1000, 1)]), 0.15, 0.0163),
+        (StepModel(0.0115, 4e-5, 8e-8, 5.5e-5), Load.of([(2, 16_000, 1)]), 0.03, 0.0567),
+    ],
+    ids=["slow engine", "long answers"],
+)
+def test_less_than_a_request_a_minute_is_no_rounding_error(model, load, tpot, rate):
+    assert load.throughput(model, tpot) == pytest.approx(rate, rel=0.01)
+
+
+def test_a_cache_that_nobody_fills_is_no_limit():
+    load = Load(100.0, 50.0, 0.0)
+    assert carried(MODEL, load, 0.05, kv_tokens=1e5) == carried(MODEL, load, 0.05)

@@ -104,5 +104,5 @@ def test_counters_that_fall_are_another_process_and_idle_time_teaches_nothing():
     engine = ObservedEngine()
     assert not engine.observe(scrapes[1], scrapes[0]._replace(at=scrapes[1].at + 15))
     assert not engine.observe(scrapes[0], scrapes[0]._replace(at=scrapes[0].at + 15))
+    assert not engine.observe(scrapes[0], scrapes[1]._replace(gap_seconds=scrapes[0].gap_seconds)), "a frozen metric"
     assert engine.learned == 0
-    assert engine.load() is None

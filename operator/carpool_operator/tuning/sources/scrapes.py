@@ -206,7 +206,8 @@ def reports(
         if pod is None or name not in OWN:
             continue
         try:
-            key = (name, tuple(rest.pop(label) for label in OWN[name]))
+            # Prometheus gives our label another name where the scrape itself sets one of that name.
+            key = (name, tuple(rest.pop(f"exported_{label}", None) or rest.pop(label) for label in OWN[name]))
         except KeyError as error:
             bad[pod] = UnusableError(f"{name} has no label {error.args[0]}: metric relabeling drops it")
             continue

@@ -135,8 +135,13 @@ def matrix(stored, scrapes):
     )
 
 
-def read(stored, scrapes):
-    series = msgspec.convert(matrix(stored, scrapes), list[Series])
+def read(stored, scrapes, **labels):
+    """Read what was scraped; ``labels``: of the scrape itself, before which Prometheus renames those of one name."""
+    result = matrix(stored, scrapes)
+    for each in result:
+        metric = each["metric"]
+        metric |= {f"exported_{name}": metric[name] for name in labels if name in metric} | labels
+    series = msgspec.convert(result, list[Series])
     rest = next(dict(each.metric) for each in series if each.metric["__name__"] == GENERATION)
     rest.pop("__name__")
     pod = rest.pop("pod")
@@ -170,3 +175,9 @@ def test_without_a_metric_of_token_streams_batched_models_are_read(stored, dropp
     assert dropped in found.note
     late = read(stored, {5000.0: whole, 5015.0: part})
     assert (late.report.stats.at, late.note) == (5000.0, ""), "samples that arrive in part are waited for"
+
+
+def test_the_scrape_may_have_labels_of_the_same_names(stored):
+    sidecar = Sidecar()
+    found = read(stored, {5000.0: sidecar.scrape()}, target="Deployment/llm").report
+    assert found.token_streams == sidecar.reported()
