@@ -254,8 +254,8 @@ TOWER = ServiceTime.measured({1: 0.00194, 8: 0.00656, 32: 0.01184, 64: 0.01536},
 
 
 def test_a_burst_makes_many_late_at_once_so_that_one_sample_says_little(monkeypatch):
-    bursty = replace(situation(556.0, process=Gamma(556.0, 2.0), service=TOWER), target=0.015)
-    point = parameters(24, 0.001)
+    bursty = replace(situation(650.0, process=Gamma(650.0, 1.8), service=TOWER), target=0.015)
+    point = parameters(24, 0.0005)
     found = [Forecaster(bursty).glance(point, HEADROOM, sample).miss_fraction for sample in range(40)]
     true = sum(found) / len(found)
     assert true < bursty.budget < found[0] / 2, "the first sample has twice as many as may miss"
@@ -319,7 +319,7 @@ def test_where_nothing_is_open_few_samples_are_enough():
 
 
 def test_in_overload_it_is_refined_for_the_requests_that_are_served():
-    forecaster = Forecaster(situation(2500.0, service=NOISY))
+    forecaster = Forecaster(situation(2200.0, service=NOISY))
     one = forecaster.assess(parameters(64))
     while not one.refine():
         pass
