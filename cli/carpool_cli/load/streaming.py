@@ -160,7 +160,7 @@ class StreamGenerator:
         self._most = 0
         self._started = 0.0
         self._sending: asyncio.Task[None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._stopped_at: float | None = None
 
     def stop(self) -> None:
@@ -192,11 +192,14 @@ class StreamGenerator:
                 if self._stopped_at is None:
                     raise
             seconds = self.now()
-            left = list(self._under_way.values())
+            left = dict(self._under_way)
             self._under_way.clear()
-            for shot in left:
-                shot.drop()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for index, shot in left.items():
+                if shot.is_connected:
+                    shot.drop()
+                else:
+                    self._tasks[index].cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         finally:
             watcher.stop()
         return StreamRecording(
@@ -214,8 +217,8 @@ class StreamGenerator:
             shot = _Shot(self, index, self._requests[index])
             self._under_way[index] = shot
             self._most = max(self._most, len(self._under_way))
-            self._tasks.append(asyncio.create_task(self._shoot(shot)))
-        await asyncio.wait(self._tasks)
+            self._tasks[index] = asyncio.create_task(self._shoot(shot))
+        await asyncio.wait(self._tasks.values())
 
     async def _shoot(self, shot: _Shot) -> None:
         try:
@@ -259,6 +262,11 @@ class _Shot(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.WriteTransport | None = None
         self._body = b""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has a connection, so that the end of that ends it."""
+        return self._transport is not None
 
     # Called by asyncio
 

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import asyncio
+import socket
+from contextlib import ExitStack
+
 import pytest
 from fake_engine import DONE, LAST, USAGE, event, fake_engine
 
@@ -89,3 +93,22 @@ async def test_nobody_there_is_a_failure_for_each():
     generator = StreamGenerator("127.0.0.1", 1, "/", [b"{}"], [0.0], timeout=5.0, headers=[])
     (each,) = (await generator.run()).streams
     assert each.failure
+
+
+async def test_a_stop_does_not_wait_for_a_server_that_accepts_no_connection():
+    with socket.socket() as full, ExitStack() as others:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        # The first fills the queue of connections, the next get no answer to their SYN.
+        for _ in range(3):
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        generator = StreamGenerator(*full.getsockname(), "/", [b"{}"] * 2, [0.0, 0.0], timeout=3600.0, headers=[])
+        running = asyncio.create_task(generator.run())
+        while generator.under_way < 2:  # noqa: ASYNC110 - the generator has no event for it
+            await asyncio.sleep(0)
+        generator.stop()
+        # Only a guard: without the connections being given up, it would last for the hour.
+        recording = await asyncio.wait_for(running, 30.0)
+    assert (recording.streams, recording.left_out) == ([], 2)
