@@ -232,7 +232,10 @@ def _poisson(mean: float, rng: Random) -> int:
 
 
 def binned(times: Sequence[float], factor: float = 1.0) -> list[float]:
-    """Return recorded arrivals (seconds, from 0) as rates by ``STEP``, times ``factor``."""
+    """Return recorded arrivals (seconds, from 0) as rates by ``STEP``, times ``factor``.
+
+    A last, unfinished step is left out.
+    """
     counts = [0] * max(int(times[-1] // STEP), 1)
     for time in times:
         if time < len(counts) * STEP:

@@ -6,7 +6,6 @@ number that each way needs within the SLO. The relevant saving is relative to ze
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import click
@@ -20,6 +19,7 @@ from carpool.policy.spec import Objective
 from carpool.tuning.objective import Aim
 from carpool_cli.planning import assumptions, replica
 from carpool_cli.planning.money import written
+from carpool_cli.planning.traces import lasts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ IN_FORCE = "in force now"
 BEST = "Carpool at best"
 
 WINDOW = 60.0
-"""Seconds of a trace that count as one load: about the time it takes to start a replica."""
+"""Seconds of a trace that count as one load, about: the time it takes to start a replica."""
 
 
 class Stretch(Struct, frozen=True):
@@ -96,20 +96,18 @@ class Workload(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def stretches(times: Sequence[float], mean: float | None = None) -> list[Stretch]:
-    """Return the load of a trace (seconds, ascending from 0) by windows; ``mean``: scaled to this rate, at its pace."""
-    edges = [WINDOW * step for step in range(int(times[-1] // WINDOW) + 1)] or [0.0]
-    if len(edges) == 1:
-        edges = [0.0, times[-1]]
-    counts = [0] * (len(edges) - 1)
+    """Return the load of a trace (seconds, ascending from 0) by windows; ``mean``: scaled to this rate, at its pace.
+
+    The windows are of equal length, as near to ``WINDOW`` as divides the trace: 119 s have two of 59.5 s.
+    """
+    end = lasts(times)
+    count = max(round(end / WINDOW), 1)
+    window = end / count
+    counts = [0] * count
     for time in times:
-        index = int(time // (edges[1] - edges[0]))
-        if index < len(counts):
-            counts[index] += 1
-    found = [
-        Stretch(high - low, count / (high - low)) for (low, high), count in zip(pairwise(edges), counts, strict=True)
-    ]
-    factor = 1.0 if mean is None else mean / _mean(found)
-    return [Stretch(each.seconds, factor * each.rate) for each in found]
+        counts[int(time / window)] += 1
+    factor = 1.0 if mean is None else mean * end / len(times)
+    return [Stretch(window, factor * each / window) for each in counts]
 
 
 def situation_of(found: Running) -> Situation:

@@ -158,12 +158,22 @@ def test_device_seconds_agree_with_requests_simulated_one_by_one(busy):
 
 
 def test_a_trace_is_read_by_minutes_and_scaled_at_its_own_pace():
-    times = [0.5 * step for step in range(120)] + [60 + 0.25 * step for step in range(240)] + [120.5]
+    times = [0.5 * step for step in range(120)] + [60 + 0.25 * step for step in range(240)]
     plain = stretches(times)
-    assert [(each.seconds, each.rate) for each in plain] == [(60.0, 2.0), (60.0, 4.0)]
+    assert [each.seconds for each in plain] == pytest.approx([60.0, 60.0], rel=0.001)
+    assert [each.rate for each in plain] == pytest.approx([2.0, 4.0], rel=0.01)
     scaled = stretches(times, 300.0)
-    assert [each.rate for each in scaled] == pytest.approx([200.0, 400.0])
+    assert [each.rate for each in scaled] == pytest.approx([200.0, 400.0], rel=0.01)
     assert [each.rate for each in stretches([0.0, 1.0, 2.0, 4.0])] == pytest.approx([0.75])
+
+
+def test_no_request_of_a_trace_is_left_out():
+    quiet = [float(step) for step in range(60)]
+    times = quiet + [60 + 0.01 * step for step in range(5900)]
+    found = stretches(times)
+    assert [each.rate for each in found] == pytest.approx([1.0, 100.0], rel=0.02)
+    for recording in (times, quiet, [*quiet, 89.0], [0.0, 1e6]):
+        assert sum(each.seconds * each.rate for each in stretches(recording)) == pytest.approx(len(recording))
 
 
 def test_a_replica_beyond_its_table_answers_no_more_than_at_its_end():
