@@ -65,9 +65,8 @@ def command(*, caps: tuple[int, ...], as_json: bool, **typed: Any) -> None:  # n
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))
         return
     click.echo(f"{asked.profile.name}; {load.described(load.rate)}, {len(twin.times)} requests")
-    offered = len(twin.times) / load.seconds
     click.echo(
-        f"offered {number(offered)}/s, capacity {number(capacity.rate)}/s; "
+        f"offered {number(twin.offered)}/s, capacity {number(capacity.rate)}/s; "
         f"TTFT {asked.slo.ttft:g} s, TPOT {1000 * asked.slo.tpot:g} ms\n"
     )
     show(found, asked.slo)

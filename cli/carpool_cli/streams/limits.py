@@ -18,8 +18,11 @@ OVERLOAD = 1.3
 """Load as a multiple of the capacity: limits act in overload, so they are chosen there, or at the load if it is
 higher."""
 
+MOST_REQUESTS = 10_000
+"""Requests of a load in overload: the gate looks at all that wait, so that thousands a second would take an hour."""
+
 SEQUENCES = (0.35, 0.42, 0.5, 0.6, 0.71, 0.84, 1.0, 1.19)
-"""Candidates, as factors on the number of sequences at the capacity."""
+"""Candidates, as factors on the number of sequences at the capacity, those that compute their prompt included."""
 
 QUEUE = (0.9, 0.75, 0.6, 0.45, 0.3)
 """Candidates, as shares of the target TTFT that a full queue takes."""
@@ -56,10 +59,14 @@ def recommend(asked: Asked) -> Recommendation | None:
     if not capacity.rate:
         return None
     twin = StreamTwin(asked, load.rate) if load.named else None
-    offered = 0.0 if twin is None else len(twin.times) / load.seconds
-    stressed = StreamTwin(asked, max(OVERLOAD * capacity.rate, offered))
+    rate = max(OVERLOAD * capacity.rate, 0.0 if twin is None else twin.offered)
+    shorter = load._replace(seconds=min(load.seconds, MOST_REQUESTS / rate))
+    stressed = StreamTwin(asked._replace(load=shorter), rate)
     pairs = load.lengths.pairs
     prompt, both = sum(prompt for prompt, _ in pairs) / len(pairs), sum(map(sum, pairs)) / len(pairs)
+    # A prompt takes a step, as each token after the first does; a step has room for so many prompts.
+    decoded, room = both - prompt - 1, profile.max_batched_tokens / prompt
+    running = capacity.sequences + (min(capacity.sequences / decoded, room) if decoded else room)
 
     def queue(sequences: int, share: float) -> int:
         # While prompts leave the queue at the pace of `sequences`: 0.9 x 2 s x 6/s x 1,000 tokens.
@@ -71,7 +78,7 @@ def recommend(asked: Asked) -> Recommendation | None:
 
     # 1. Sequences, 2. the queue before them, 3. tokens of a step
     budget = profile.max_batched_tokens
-    sizes = sorted({min(profile.max_running, max(1, round(f * capacity.sequences))) for f in SEQUENCES})
+    sizes = sorted({min(profile.max_running, max(1, round(f * running))) for f in SEQUENCES})
     sequences = max(sizes, key=lambda size: goodput(size, QUEUE[1], budget))
     share = max(QUEUE, key=lambda share: goodput(sequences, share, budget))
     by_budget = {size: goodput(sequences, share, size) for size in sorted({*BUDGETS, budget}) if size > sequences}
@@ -90,7 +97,7 @@ def recommend(asked: Asked) -> Recommendation | None:
         # A gateway counts a request with its prompt and its whole answer from its admission.
         max_token_concurrency=round(sequences * both),
         capacity=capacity.rate,
-        load=len(twin.times) / load.seconds,
+        load=twin.offered,
         holds=results[0].good_share >= ENOUGH,
         results=results,
         reasons=_reasons(asked, capacity, sequences, share),
@@ -99,15 +106,24 @@ def recommend(asked: Asked) -> Recommendation | None:
 
 def _reasons(asked: Asked, capacity: Capacity, sequences: int, share: float) -> list[str]:
     profile, slo = asked.profile, asked.slo
+    waited = share * slo.ttft
+    queue = (
+        f"a full queue takes {waited:.2g} s of the {slo.ttft:g} s for the first token; longer ones make answers late"
+    )
+    if all(output == 1 for _, output in asked.load.lengths.pairs):
+        return [
+            f"capacity: {number(capacity.rate)} requests/s, of prompts alone: answers of one token have no TPOT",
+            f"{sequences} sequences have the most goodput in overload: fewer leave the device idle",
+            queue,
+        ]
     if capacity.kv_tokens > 0.98 * profile.kv_tokens:
         bound = f"the KV cache ({profile.kv_tokens} tokens) is full then"
     elif capacity.sequences > 0.98 * profile.max_running:
         bound = f"--max-num-seqs {profile.max_running} is reached then"
     else:
         bound = f"the mean time per output token reaches {1000 * slo.tpot:g} ms then"
-    waited = share * slo.ttft
     return [
         f"capacity: {number(capacity.rate)} requests/s with {capacity.sequences:.0f} sequences; {bound}",
         f"{sequences} sequences have the most goodput in overload: more miss TPOT, fewer leave the device idle",
-        f"a full queue takes {waited:.2g} s of the {slo.ttft:g} s for the first token; longer ones make answers late",
+        queue,
     ]

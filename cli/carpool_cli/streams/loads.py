@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from itertools import accumulate
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
-import click
+import msgspec
 
 from carpool.generation.profiles import EngineProfile
 from carpool.generation.requests import Request
 from carpool.generation.simulation import Arrival
 from carpool.generation.step_model import StepModel
-from carpool.policy.plain import from_plain
+from carpool.policy.plain import PolicyError, from_plain
+from carpool_cli.answers import UNREADABLE, BadFile
 from carpool_cli.planning.traces import azure_llm_2023
+from carpool_sidecar.config.hints import not_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,15 +51,19 @@ class Stretch(NamedTuple):
 def recorded(path: Path) -> tuple[Lengths, list[float]]:
     """Read recorded requests in the format of the Azure LLM inference dataset: lengths, and times in seconds.
 
-    Raises ``click.ClickException`` naming the file and the line.
+    Raises ``BadFile`` naming the file and the line.
     """
     try:
         trace = azure_llm_2023(path.read_text("utf-8").splitlines())
+    except OSError as error:
+        raise BadFile(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{path}: {not_utf8(error)}") from None
     except ValueError as error:
-        raise click.ClickException(f"{path}: {error}") from None
+        raise BadFile(f"{path}: {error}") from None
     pairs = [(max(1, p), max(1, o)) for p, o in zip(trace.context, trace.generated, strict=True)]
-    if len(pairs) < 2:
-        raise click.ClickException(f"{path}: needs at least two requests")
+    if len(pairs) < 2 or trace.times[0] == trace.times[-1]:
+        raise BadFile(f"{path}: needs at least two requests at different times")
     return Lengths(pairs, path.name), list(trace.times)
 
 
@@ -108,12 +113,14 @@ def arrivals(
 def read_profile(path: Path) -> EngineProfile:
     """Read an engine profile.
 
-    Raises ``click.ClickException`` naming the file and the field.
+    Raises ``BadFile`` naming the file and the field.
     """
     try:
-        return from_plain(json.loads(path.read_text("utf-8")), EngineProfile, what="profile")
-    except ValueError as error:
-        raise click.ClickException(f"{path}: {error}") from None
+        return from_plain(msgspec.json.decode(path.read_bytes()), EngineProfile, what="profile")
+    except OSError as error:
+        raise BadFile(f"{path}: {error.strerror}") from None
+    except (*UNREADABLE, PolicyError) as error:
+        raise BadFile(f"{path}: {error}") from None
 
 
 class Capacity(NamedTuple):
@@ -129,9 +136,10 @@ def capacity(profile: EngineProfile, lengths: Lengths, slo: Slo) -> Capacity:
 
     By Little's law B = rate x (output tokens - 1) x TPOT sequences decode, each with its prompt and half its answer
     cached. If the cache is full earlier, that is the limit. All values are 0 if one request alone misses the target.
+    Answers of one token have no time per output token: prompts alone are the limit.
     """
     mean = _Means.of(lengths)
-    target = min(slo.tpot, SLOWEST)
+    target = min(slo.tpot, SLOWEST) if mean.decoded else SLOWEST
     low, high = 0.0, 1e4
     for _ in range(60):
         rate = (low + high) / 2

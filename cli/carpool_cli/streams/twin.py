@@ -65,6 +65,11 @@ class StreamTwin:
         self._seconds = asked.load.seconds
         self._seed = asked.load.seed
 
+    @property
+    def offered(self) -> float:
+        """Requests per second."""
+        return len(self.times) / self._seconds
+
     def gate(self) -> Figures:
         """Play the gate, which knows only the SLO, with initial step times that are off by `WRONG`."""
         return self._play("gate", Gate(self.slo, loads.guess(self.profile, WRONG)), self.profile)

@@ -88,7 +88,7 @@ def test_a_line_of_a_trace_that_does_not_read_is_named(carpool, tmp_path):
     trace = tmp_path / "requests.csv"
     trace.write_text("0.5,100,10\n1.0,100\n")
     result = carpool("simulate", "--generative", *ENGINE, *SLO, "--trace", trace)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "line 2" in result.output
     assert "seconds,prompt tokens,output tokens" in result.output
 

@@ -6,6 +6,7 @@ import pytest
 
 from carpool.generation.profiles import EngineProfile, Linear
 from carpool.generation.requests import Slo
+from carpool_cli.answers import BadFile
 from carpool_cli.streams import loads
 from carpool_cli.streams.loads import Lengths, Stretch
 
@@ -87,8 +88,24 @@ def test_a_trace_that_is_none_is_refused_by_name(tmp_path, text):
 def test_a_profile_that_is_wrong_is_refused_by_its_field(tmp_path):
     path = tmp_path / "profile.json"
     path.write_text('{"name": "x", "source": "y", "kvTokens": 0, "step": {"form": "linear"}}')
-    with pytest.raises(click.ClickException, match="kvTokens"):
+    with pytest.raises(BadFile, match="kvTokens"):
         loads.read_profile(path)
+
+
+@pytest.mark.parametrize("text", [None, b"{", b"[" * 100_000, b"\xff", b"[1]"])
+def test_a_profile_that_is_none_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "profile.json"
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(BadFile, match=r"profile\.json: "):
+        loads.read_profile(path)
+
+
+def test_answers_of_one_token_are_limited_by_prompts_alone():
+    found = loads.capacity(PROFILE, Lengths([(100, 1)], "alike"), Slo(2.0, 0.001))
+    # A step of prompts alone has no fixed part worth a rate: nearly all of its time is theirs.
+    assert found.rate == pytest.approx(1 / (100 * PROFILE.step.prompt_token), rel=0.03)
+    assert (found.sequences, found.kv_tokens) == (0.0, 0.0)
 
 
 def test_lengths_are_cut_below_what_was_asked_for_only():
