@@ -43,6 +43,9 @@ BESIDE = 50
 
 BARS = " ▁▂▃▄▅▆▇█"
 
+PLAIN = str.maketrans(BARS + "…", " .:-=+*#@~")
+"""What stands for bars and the end of a cut line where the terminal or file can't have them."""
+
 
 class Sight(Struct, frozen=True, kw_only=True):
     """All data of one frame. It draws itself; if the terminal is too low, older decisions are left out first."""
@@ -81,7 +84,7 @@ class Sight(Struct, frozen=True, kw_only=True):
         for note in notes:
             lines += console.render_lines(note, inside, pad=False)
         for line in lines:
-            yield from line
+            yield from (_encodable(each, options.encoding) for each in line)
             yield Segment.line()
 
     def _state(self, width: int) -> Table:
@@ -184,6 +187,14 @@ class Sight(Struct, frozen=True, kw_only=True):
         if not self.explanation.decisions:
             table.add_row("", Text("none yet" if self.explanation.tuned else "none: nothing is tuned", "dim"))
         return table
+
+
+def _encodable(segment: Segment, encoding: str) -> Segment:
+    """Return text as it can be written in an encoding: outside UTF-8, a model's name may have letters it lacks."""
+    if encoding.startswith("utf"):
+        return segment
+    text = segment.text.translate(PLAIN).encode(encoding, "replace").decode(encoding)
+    return Segment(text, segment.style, segment.control)
 
 
 class Watch:

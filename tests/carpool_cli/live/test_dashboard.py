@@ -244,3 +244,17 @@ def test_what_was_taken_back_and_what_is_refused_stand_out():
     lines = drawn(Watch("carpool").look(seen, NONE, 0.0), width=120)
     assert line(lines, "taken back").endswith("m: batch 64, wait 0s, 1 in flight: 12 of 200 requests were late")
     assert line(lines, "change").endswith("change.sig is not there")
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("ascii", "caf?"), ("latin-1", "caf\xe9"), ("utf-8", "caf\xe9")])
+def test_a_frame_can_be_written_where_letters_or_bars_are_missing(encoding, name):
+    watch = Watch("caf\xe9")
+    watch.look(report(100.0), NONE, 0.0)
+    sight = watch.look(report(104.0, requests=396, slow=4), NONE, 0.0)
+    written = io.BytesIO()
+    file = io.TextIOWrapper(written, encoding)
+    Console(file=file, width=100).print(sight)
+    file.flush()
+    lines = written.getvalue().decode(encoding).splitlines()
+    assert lines[0].startswith(f"{name}  ready")
+    assert line(lines, "rate").rstrip().endswith(" \N{FULL BLOCK}" if encoding == "utf-8" else " @")
