@@ -7,16 +7,20 @@ import re
 import shutil
 import subprocess
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 import msgspec
+from msgspec import Struct
 
+from carpool_cli.answers import UNREADABLE
 from carpool_operator.api.annotations import PREFIX
 from carpool_operator.api.spec import GROUP, PLURAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+T = TypeVar("T")
 
 RESOURCE = f"{PLURAL}.{GROUP}"
 """The full name: another resource may have the same short one."""
@@ -92,11 +96,16 @@ class Cluster(NamedTuple):
         options = [f"{flag}={value}" for flag, value in zip(_FLAGS, self, strict=True) if value is not None]
         done = subprocess.run(  # noqa: S603 - a person's own kubectl, and no shell
             [program, *arguments, *options, f"--request-timeout={PATIENCE}"],
-            input=text, capture_output=True, text=True, check=False,
+            input=text.encode(), capture_output=True, check=False,
         )  # fmt: skip
+        try:
+            printed = done.stdout.decode()
+        except UnicodeDecodeError as error:
+            raise click.ClickException(f"what kubectl prints is not UTF-8 from byte {error.start + 1} on") from None
         if done.returncode == 0:
-            return done.stdout
-        raise _failure(done.stderr.strip() or f"kubectl ended with {done.returncode}", done.stdout)
+            return printed
+        said = done.stderr.decode("utf-8", "replace").strip()
+        raise _failure(said or f"kubectl ended with {done.returncode}", printed)
 
     def names(self) -> list[str]:
         """Return the names of the policies in the namespace.
@@ -123,8 +132,7 @@ class Cluster(NamedTuple):
         """
         where = ["--all-namespaces"] if everywhere else []
         printed = self.run("get", resource, *arguments, *where, "--output=json")
-        found: list[dict[str, Any]] = read_object(printed)["items"]
-        return found
+        return read_list(printed)
 
     def list(self, *, everywhere: bool = False) -> list[dict[str, Any]]:
         """Return the policies of the namespace, or of all namespaces.
@@ -159,9 +167,25 @@ def read_object(text: str) -> dict[str, Any]:
 
     Raises ``click.ClickException``.
     """
+    return _read(text, dict[str, Any])
+
+
+def read_list(text: str) -> list[dict[str, Any]]:
+    """Parse kubectl's JSON output of several objects.
+
+    Raises ``click.ClickException``.
+    """
+    return _read(text, _List).items
+
+
+class _List(Struct):
+    items: list[dict[str, Any]]
+
+
+def _read(text: str, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+        return msgspec.json.decode(text, type=kind)
+    except UNREADABLE as error:
         raise click.ClickException(f"what kubectl prints is no object: {error}") from None
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-import msgspec
 
 from carpool_cli.commands import inject
-from carpool_cli.kubectl.cluster import ForbiddenError, NotFoundError, cluster_options, here
+from carpool_cli.kubectl.cluster import ForbiddenError, NotFoundError, cluster_options, here, read_list
 
 if TYPE_CHECKING:
     from carpool_cli.kubectl.cluster import Cluster
@@ -84,7 +83,7 @@ def _installed(cluster: Cluster, namespace: str) -> _Installed:
         raise click.ClickException(
             f"{error.line}\nask for the key in ConfigMap carpool-public-key, and give it to carpool inject --public-key"
         ) from None
-    key, injector = msgspec.json.decode(text)["items"]
+    key, injector = read_list(text)
     containers: list[dict[str, Any]] = injector["spec"]["template"]["spec"]["containers"]
     arguments = [argument for container in containers for argument in container.get("args", [])]
     images, secrets = (

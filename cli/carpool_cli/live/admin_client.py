@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from carpool.batching.counters import RECENT_ARRIVALS, ModelStats
 from carpool.exchange import report
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
     from carpool.exchange.report import Report
     from carpool_cli.options import Address
+
+
+END_OF_TIME = 253_402_214_400
+"""Seconds from the epoch to the last day of the year 9999: later times have no date."""
 
 
 class AdminError(Exception):
@@ -64,7 +68,7 @@ class Explained(Struct, frozen=True):
     """A decision, the time it was last made (seconds since the epoch), and how often in a row."""
 
     model: str
-    at: float
+    at: Annotated[float, Meta(ge=0, lt=END_OF_TIME)]
     decision: Decided
     times: int = 1
 
@@ -110,8 +114,9 @@ class AdminClient:
 
         Raises ``AdminError``.
         """
+        path = f"/v1/stats?arrivals={RECENT_ARRIVALS}" if arrivals else "/v1/stats"
         try:
-            return report.decode(self._ask(f"/v1/stats?arrivals={RECENT_ARRIVALS}" if arrivals else "/v1/stats"))
+            return _checked(report.decode(self._ask(path)))
         except PolicyError as error:
             raise self._differs("/v1/stats", error) from None
         except UNREADABLE:
@@ -194,6 +199,18 @@ class AdminClient:
 
     def _differs(self, path: str, error: PolicyError) -> AdminError:
         return AdminError(f"{self.address}{path} does not answer like this version: {error}")
+
+
+def _checked(found: Report) -> Report:
+    """Check what is divided by: latencies of batches of 1, 2, ... rows, from the second place on.
+
+    Raises ``PolicyError``.
+    """
+    for name, lane in found.lanes.items():
+        times = lane.service_seconds
+        if times is not None and (len(times) < 2 or min(times[1:]) <= 0):
+            raise PolicyError(f"lanes.{name}.serviceSeconds", "the latency of a batch has to be above 0")
+    return found
 
 
 def _words(body: bytes) -> str:

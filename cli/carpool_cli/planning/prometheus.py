@@ -15,6 +15,8 @@ from carpool_cli.answers import NO_ANSWER, UNREADABLE
 from carpool_cli.planning.history import STEPS, Held, HistoryError, Series, about_held
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from carpool_cli.planning.history import Questions
 
 TOKEN = "CARPOOL_PROMETHEUS_TOKEN"  # noqa: S105 - the variable's name
@@ -96,6 +98,7 @@ def _one(url: str, fields: dict[str, str]) -> list[Series]:
     try:
         with urlopen(request, timeout=TIMEOUT) as response:  # noqa: S310 - likewise
             answer = msgspec.json.decode(response.read(), type=_Answer)
+        _check([] if answer.data is None else answer.data.result)
     except HTTPError as error:
         with error:
             message = error.read(LONGEST_ERROR).decode("utf-8", "replace")
@@ -107,8 +110,15 @@ def _one(url: str, fields: dict[str, str]) -> list[Series]:
             f"{url} does not answer: {why}. Name the base URL of a Prometheus, or reach it "
             "first, e.g. by kubectl port-forward"
         ) from None
-    except UNREADABLE:
+    except (*UNREADABLE, ValueError):
         raise HistoryError(f"{url} answered no JSON of Prometheus's: is it its base URL?") from None
     if answer.status != "success" or answer.data is None:
         raise HistoryError(f"{url}: {answer.error[:LONGEST_ERROR]}")
     return answer.data.result
+
+
+def _check(result: Sequence[Series]) -> None:
+    """Raise ``ValueError`` for a sample that is no number, as Prometheus writes them: ``1.5``, ``NaN``, ``+Inf``."""
+    for series in result:
+        for _, text in (*series.values, *([] if series.value is None else [series.value])):
+            float(text)

@@ -49,7 +49,7 @@ if words[0] == "annotate":
 elif output == "name":
     print("".join("batchingpolicy.carpool.dev/%s\\n" % each["metadata"]["name"] for each in items), end="")
 elif state["printed"] is not None:
-    print(state["printed"])
+    sys.stdout.buffer.write(state["printed"].encode("utf-8", "surrogateescape") + b"\\n")
 else:
     print(json.dumps(items[0] if len(words) > 2 else {{"kind": "List", "items": items}}))
 """

@@ -118,6 +118,19 @@ def test_without_kubectl(kubectl, monkeypatch):
 def test_what_is_no_answer(kubectl):
     kubectl.prints("{")
     assert "no object" in kubectl.run("status").output
+    for text in ("{}", '{"items": 1}', '{"items": [1]}', "[" * 100_000):
+        kubectl.prints(text)
+        for command in ("status", "savings"):
+            result = kubectl.run(command)
+            assert result.exit_code == 1
+            assert result.output.startswith("Error: what kubectl prints is no object: ")
+
+
+def test_what_is_no_utf_8(kubectl):
+    kubectl.prints("caf\udce9")
+    result = kubectl.run("status")
+    assert result.exit_code == 1
+    assert result.output == "Error: what kubectl prints is not UTF-8 from byte 4 on\n"
 
 
 def test_every_command_has_help_and_examples(kubectl):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import click
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -102,6 +103,28 @@ def test_a_reason_of_another_version_is_read():
     with answering(200, said) as url:
         (found,) = client(url).explanation().decisions
     assert found.decision.reason == "OfAnotherVersion"
+
+
+@pytest.mark.parametrize("at", [1e20, -1e20])
+def test_a_decision_of_no_date_is_no_sidecars(at):
+    decision = {"parameters": {}, "change": False, "reason": "x", "message": "because"}
+    said = {"tuned": True, "decisions": [{"model": "m", "at": at, "decision": decision}]}
+    with answering(200, said) as url, pytest.raises(AdminError, match=r"like this version: decisions.*\.at: Expected"):
+        client(url).explanation()
+
+
+@pytest.mark.parametrize("seconds", [[], [0.0], [0.0, 0.0], [0.0, 0.1, -0.1]])
+def test_latencies_that_are_none_are_no_sidecars(up, seconds):
+    said = msgspec.to_builtins(client(up.admin).report(), enc_hook=str)
+    said["lanes"] = {"m": {"parameters": {}, "passThrough": False, "queuedRequests": 0, "cap": 1, "quarantined": False}}
+    with answering(200, said) as url:
+        assert client(url).report().lanes["m"].service_seconds is None
+    said["lanes"]["m"]["serviceSeconds"] = seconds
+    with (
+        answering(200, said) as url,
+        pytest.raises(AdminError, match=r"lanes\.m\.serviceSeconds: the latency of a batch"),
+    ):
+        client(url).report()
 
 
 def test_a_policy_that_is_none_is_no_sidecars():

@@ -441,6 +441,8 @@ def test_a_server_is_asked_for_the_range_and_for_its_end(monkeypatch):
         (401, b"who are you", prometheus.TOKEN),
         (400, b'{"status": "error", "error": "parse error"}', "parse error"),
         (200, b"<html>", "no JSON"),
+        (200, b'{"status": "success", "data": {"result": [{"metric": {}, "value": [1, "abc"]}]}}', "no JSON of Prom"),
+        (200, b'{"status": "success", "data": {"result": [{"metric": {}, "values": [[1, ""]]}]}}', "no JSON of Prom"),
         (200, b'{"status": "error", "error": "too many samples"}', "too many samples"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from carpool_cli.kubectl.cluster import AwayError, ForbiddenError, NoKindError, NotFoundError, alive
+from carpool_cli.kubectl.cluster import AwayError, ForbiddenError, NoKindError, NotFoundError, alive, read_object
 from carpool_cli.manifest_checks.objects import DEFAULT_OPERATOR, NAME, OPERATOR, Around, Subject, peer_of
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Meta
@@ -59,7 +59,7 @@ def one(cluster: Cluster, kind: Kind, name: str) -> Subject:
     Raises ``click.ClickException`` if there is none.
     """
     found = cluster.run("get", f"{kind.plural}.{kind.group}", name, "--output=json")
-    return Subject(kind, msgspec.json.decode(found))
+    return Subject(kind, read_object(found))
 
 
 def whole(cluster: Cluster) -> Whole:
@@ -94,7 +94,7 @@ def subjects(cluster: Cluster, *, everywhere: bool) -> list[Subject]:
     there = [resource for resource in kinds if resource in listed]
     by_kind = {(kind.group, kind.name): kind for kind in registry.KINDS}
     found = []
-    for manifest in _list(cluster, ",".join(there), *(["--all-namespaces"] if everywhere else [])):
+    for manifest in cluster.items(",".join(there), *(["--all-namespaces"] if everywhere else [])):
         kind = by_kind[manifest["apiVersion"].partition("/")[0], manifest["kind"]]
         meta = msgspec.convert(manifest["metadata"], Meta)
         ours = meta.labels.get("app.kubernetes.io/part-of") == "carpool"
@@ -110,14 +110,14 @@ def around(cluster: Cluster, namespace: str, of_all: Whole) -> Around:
     """
     within = cluster._replace(namespace=namespace)
     try:
-        there: Json = msgspec.json.decode(within.run("get", "namespace", namespace, "--output=json"))
+        there = read_object(within.run("get", "namespace", namespace, "--output=json"))
     except NotFoundError:
         there = {"metadata": {"name": namespace}}
     unread = []
     policies = of_all.policies
     if policies is None:
         unread.append("NetworkPolicies of other namespaces, whose egress rules may keep callers out")
-        policies = _list(within, POLICIES)
+        policies = within.items(POLICIES)
     optional = {}
     for resource, hides in (
         ("resourcequotas", "ResourceQuotas"),
@@ -143,9 +143,9 @@ def around(cluster: Cluster, namespace: str, of_all: Whole) -> Around:
         unread.append("the operator's pods, which are taken to be in namespace carpool-system")
     return Around(
         namespace=there,
-        services=_list(within, "services"),
+        services=within.items("services"),
         policies=policies,
-        autoscalers=_list(within, "horizontalpodautoscalers.autoscaling"),
+        autoscalers=within.items("horizontalpodautoscalers.autoscaling"),
         quotas=optional["resourcequotas"],
         limit_ranges=optional["limitranges"],
         authorizations=of_all.authorizations or [],
@@ -176,7 +176,7 @@ def _peer(cluster: Cluster, pod: Json) -> Peer:
     metadata = pod["metadata"]
     try:
         text = cluster.run("get", "namespace", metadata["namespace"], "--output=json")
-        labels = msgspec.json.decode(text)["metadata"].get("labels") or {}
+        labels = read_object(text)["metadata"].get("labels") or {}
     except (ForbiddenError, NotFoundError):
         labels = {}
     return peer_of({NAME: metadata["namespace"], **labels}, pod)
@@ -185,7 +185,7 @@ def _peer(cluster: Cluster, pod: Json) -> Peer:
 def _readable(cluster: Cluster, resource: str, *flags: str) -> list[Json] | None:
     """Return objects: none if the cluster has no such kind, and ``None`` if the user may not read them."""
     try:
-        return _list(cluster, resource, *flags)
+        return cluster.items(resource, *flags)
     except NoKindError:
         return []
     except ForbiddenError:
@@ -204,15 +204,10 @@ def _everywhere(cluster: Cluster, *groups: Sequence[str]) -> list[Json] | None:
         try:
             for kind in kinds:
                 with suppress(NoKindError):
-                    listed.append(_list(cluster, kind, "--all-namespaces"))
+                    listed.append(cluster.items(kind, "--all-namespaces"))
         except (ForbiddenError, AwayError):
             unread = True
             continue
         if listed:
             return [each for found in listed for each in found]
     return None if unread else []
-
-
-def _list(cluster: Cluster, resources: str, *flags: str) -> list[Json]:
-    items: list[Json] = msgspec.json.decode(cluster.run("get", resources, *flags, "--output=json"))["items"]
-    return items
