@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import click
+from click.core import ParameterSource
 
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.spec import Objective
@@ -250,6 +251,11 @@ PICTURE_FILE = PictureFile()
 ADDRESS = AddressType()
 SHAPE = ShapeType()
 DIMS = DimType()
+
+
+def is_typed(name: str) -> bool:
+    """Return whether an option of the running command was given."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def need(module: str, extra: str) -> ModuleType:

@@ -35,11 +35,12 @@ STREAMS = {
 
 
 class FakeEngine:
-    """Bodies that it got are in ``seen``."""
+    """Bodies that it got are in ``seen``. ``key``: what a question for models has to have in its head."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, object], bytes]] = []
         self.port = 0
+        self.key = ""
         self.tasks: list[asyncio.Task[None]] = []
         self.over = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -49,7 +50,9 @@ class FakeEngine:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split()[1].decode()
-            if path.endswith("/models"):
+            if path.endswith("/models") and self.key.encode() not in head:
+                writer.write(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n")
+            elif path.endswith("/models"):
                 body = b'{"data": [{"id": "good"}]}'
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
             else:

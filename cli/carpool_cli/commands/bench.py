@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool.policy.durations import format_seconds
+from carpool_cli.answers import BadFile
 from carpool_cli.load import servers
 from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_times
-from carpool_cli.load.report import Report, problems, summarize, to_json
+from carpool_cli.load.report import Report, problems, summarize, to_json, write
 from carpool_cli.load.servers import Goal, InputSpec, Protocol, Request
 from carpool_cli.load.tensors import Malformed
 from carpool_cli.options import (
@@ -31,6 +32,7 @@ from carpool_cli.options import (
     header_fields,
 )
 from carpool_cli.planning import assumptions
+from carpool_cli.planning.traces import lasts
 from carpool_cli.stopped import STOPPED
 
 if TYPE_CHECKING:
@@ -101,7 +103,7 @@ Examples:
     "--warm-up", type=DURATION, default=2.0, help="Load before the measured part, not counted.  [default: 2s]"
 )
 @click.option(
-    "--slo-p99", "slo", type=DURATION, default=0.05, help="Latency within which an answer is good.  [default: 50ms]"
+    "--slo-p99", "slo", type=SOME_TIME, default=0.05, help="Latency within which an answer is good.  [default: 50ms]"
 )
 @click.option(
     "--timeout", type=SOME_TIME, default=10.0, help="Silence after which a request has failed.  [default: 10s]"
@@ -173,7 +175,9 @@ def command(
     """
     if requests is not None and (seconds is not None or trace is not None or (rates and len(rates) > 1)):
         raise click.UsageError("--requests goes with a single --rate, without --for and --trace")
+    assumptions.refuse_cv_of(trace)
     rng = random.Random(seed)  # noqa: S311 - load, not secrets
+    end = math.inf
     # 1. Arrival times
     if requests is not None:
         rate = (rates or (100.0,))[0]
@@ -187,6 +191,7 @@ def command(
                 raise click.UsageError("--trace goes with a single --rate")
             recorded, _ = assumptions.read_trace(trace, rates[0] if rates else None)
             due = list(takewhile(lambda time: time < horizon, recorded))
+            end = lasts(recorded)
         else:
             rates = rates or (100.0,)
             if max(rates) * horizon > MOST_REQUESTS:
@@ -194,7 +199,9 @@ def command(
             due = due_times(rates[:1], cv, warm_up, rng) if warm_up else []
             due += [warm_up + time for time in due_times(rates, cv, seconds, rng)]
     if not due or due[-1] < warm_up:
-        raise click.ClickException(f"no request is due in {format_seconds(seconds)}: raise --rate or --for")
+        raise assumptions.nothing_due(seconds, warm_up, end)
+    # After the end of a trace there is no load: that time is no part of the rates.
+    seconds = min(seconds, end - warm_up)
     # 2. Requests
     goal = servers.goal(server, model, protocol)
     if not goal.known and (verify or not bodies):
@@ -203,7 +210,7 @@ def command(
             + ("leave --verify out" if bodies else "give the body to send with --body FILE, or the model with --model")
         )
     servers.check_reachable(server, timeout)
-    prepared = _prepared(goal, bodies, rows, shape, datatype, input_name, timeout, rng)
+    prepared = _prepared(goal, bodies, rows, shape, datatype, input_name, timeout, headers, rng)
     # 3. Run
     if sys.stderr.isatty():
         click.echo(f"sending {len(due)} requests in {format_seconds(warm_up + seconds)} ...", err=True)
@@ -214,8 +221,6 @@ def command(
             raise Stopped("stopped before a measured request was answered: let it run longer, or lower --warm-up")
     report = summarize(recording, slo=slo, warm_up=warm_up, seconds=seconds, connections=connections)
     document = to_json(report, server=str(server), url=goal.url, sloSeconds=slo)
-    if out is not None:
-        out.write_bytes(document)
     if recording.stopped_at is not None:
         span = format_seconds(round(max(seconds, 0.001), 3))
         click.echo(f"stopped after {span}; requests without an answer yet, left out: {recording.left_out}", err=as_json)
@@ -225,6 +230,8 @@ def command(
         _show(report, slo, goal.url)
         if not goal.known:
             click.echo(f"POST {goal.target} is not a path of V1 or V2: Carpool forwards it and does not batch it")
+    if out is not None:
+        write(out, document)
     if recording.stopped_at is not None:
         sys.exit(STOPPED)
     if not report.ok or MISMATCH in report.errors:
@@ -254,6 +261,7 @@ def _prepared(
     datatype: str,
     input_name: str,
     timeout: float,
+    headers: Headers,
     rng: random.Random,
 ) -> list[Request]:
     """Read or generate the bodies."""
@@ -264,12 +272,12 @@ def _prepared(
                 body = path.read_bytes()
                 found.append(servers.request_from(goal.protocol, body) if goal.known else Request(body, [JSON]))
             except OSError as error:
-                raise click.ClickException(f"{path}: {error.strerror}") from None
+                raise BadFile(f"{path}: {error.strerror}") from None
             except Malformed as error:
-                raise click.ClickException(f"{path} is no body for --protocol {goal.protocol}: {error}") from None
+                raise BadFile(f"{path} is no body for --protocol {goal.protocol}: {error}") from None
         return found
     if shape is None and goal.protocol != "v1":
-        inputs = servers.inputs_of(goal.server, goal.model, timeout)
+        inputs = servers.inputs_of(goal.server, goal.model, timeout, headers)
     else:
         inputs = [InputSpec(input_name, datatype, (servers.GUESSED_DIM,) if shape is None else shape)]
     return [

@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from carpool.generation.requests import Slo
 from carpool.policy.durations import format_seconds
 from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
 from carpool_cli.live.figures import duration, number
 from carpool_cli.load import servers
-from carpool_cli.load.report import problems, to_json
+from carpool_cli.load.report import problems, to_json, write
 from carpool_cli.load.stream_report import summarize
 from carpool_cli.load.streaming import StreamGenerator
-from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, header_fields
+from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, SOME_TIME, Address, header_fields
+from carpool_cli.planning.assumptions import nothing_due
 from carpool_cli.stopped import STOPPED
 from carpool_cli.streams import options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from carpool.generation.requests import Slo
     from carpool_cli.load.report import Percentiles
     from carpool_cli.load.stream_report import StreamReport
     from carpool_cli.load.streaming import StreamRecording
@@ -54,7 +55,10 @@ Examples:
     "--warm-up", type=DURATION, default=5.0, help="Load before the measured part, not counted.  [default: 5s]"
 )
 @click.option(
-    "--timeout", type=DURATION, default=120.0, help="Time from sending after which an answer has failed.  [default: 2m]"
+    "--timeout",
+    type=SOME_TIME,
+    default=120.0,
+    help="Time from sending after which an answer has failed.  [default: 2m]",
 )
 @click.option("--ignore-eos", is_flag=True, help="Ask for answers of full length, as vLLM can: `ignore_eos`.")
 @click.option(
@@ -68,6 +72,7 @@ def command(
     model: str | None,
     ttft: float,
     tpot: float,
+    seconds: float,
     warm_up: float,
     timeout: float,
     ignore_eos: bool,
@@ -89,17 +94,17 @@ def command(
     Exits 0 when an answer was complete, 1 when none was, 130 after Ctrl-C.
     """
     # 1. Arrival times and requests
-    slo, load = options.slo_of(ttft, tpot), options.read_load(**typed)
+    slo, load = Slo(ttft, tpot), options.read_load(**typed | {"seconds": warm_up + seconds})
     if not load.named:
         raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
-    seconds = load.seconds
-    load = load._replace(seconds=warm_up + seconds)
     due = load.times(load.rate)
     if due[-1] < warm_up:
-        raise click.ClickException(f"no request is due in {format_seconds(seconds)}: raise --rate or --for")
+        raise nothing_due(seconds, warm_up, load.lasts)
+    # A trace may end before.
+    seconds = load.seconds - warm_up
     servers.check_reachable(server, timeout)
     target = _target(server)
-    name = model or _model(server, timeout)
+    name = model or _model(server, timeout, headers)
     bodies = _bodies(target, name, load.lengths.draw(0, len(due)), load.seed, ignore_eos=ignore_eos)
     # 2. Run
     if sys.stderr.isatty():
@@ -114,14 +119,14 @@ def command(
     report = summarize(recording, slo=slo, warm_up=warm_up, seconds=seconds)
     url = f"http://{server.host}:{server.port}{target}"
     document = to_json(report, url=url, model=name, sloTtftSeconds=slo.ttft, sloTpotSeconds=slo.tpot)
-    if out is not None:
-        out.write_bytes(document)
     if recording.stopped_at is not None:
         click.echo(f"stopped; requests without an answer yet, left out: {recording.left_out}", err=as_json)
     if as_json:
         click.echo(document, nl=False)
     else:
         _show(report, slo, url)
+    if out is not None:
+        write(out, document)
     if recording.stopped_at is not None:
         sys.exit(STOPPED)
     if not report.complete:
@@ -134,14 +139,15 @@ def _target(server: Address) -> str:
     return (server.path if server.path.endswith("/v1") else f"{server.path}/v1") + CHAT
 
 
-def _model(server: Address, timeout: float) -> str:
+def _model(server: Address, timeout: float, headers: Headers) -> str:
     """Ask the server for its first model.
 
-    Raises ``click.ClickException`` naming the option that avoids the question.
+    Raises ``click.ClickException`` naming the option that avoids the question, or the one for credentials.
     """
     path = _target(server).removesuffix(CHAT).removesuffix("/completions") + "/models"
     try:
-        _, body = get(server, path, timeout)
+        status, body = get(server, path, timeout, servers.fields_of(headers))
+        servers.check_access(server, status)
         found: str = msgspec.json.decode(body)["data"][0]["id"]
     except (*NO_ANSWER, *UNREADABLE, LookupError, TypeError):
         raise click.ClickException(f"{server} names no model at {path}: name it with --model") from None

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+import click
 import msgspec
 from msgspec import Struct
 
@@ -17,6 +18,7 @@ from carpool_cli.load.loadgen import FAILURES, MAX_COMPLAINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from carpool_cli.load.loadgen import Recording
 
@@ -227,6 +229,17 @@ def _ok(status: int) -> bool:
 
 def _name(status: int) -> str:
     return str(status) if status > 0 else FAILURES[-1 - status]
+
+
+def write(path: Path, document: bytes) -> None:
+    """Write a report to a file, once it has been shown.
+
+    Raises ``click.ClickException`` naming the file.
+    """
+    try:
+        path.write_bytes(document)
+    except OSError as error:
+        raise click.ClickException(f"{path} could not be written: {error.strerror or error}") from None
 
 
 def to_json(report: Struct, **settings: object) -> bytes:

@@ -121,6 +121,27 @@ def check_reachable(address: Address, timeout: float) -> None:
         ) from None
 
 
+ACCESS = {
+    401: "which wants other credentials: name them with --header",
+    403: "which does not allow this caller: check --header",
+}
+"""Statuses that only other credentials change, and what to do."""
+
+
+def check_access(address: Address, status: int) -> None:
+    """Report a status of `ACCESS`.
+
+    Raises ``click.ClickException`` naming ``--header``.
+    """
+    if status in ACCESS:
+        raise click.ClickException(f"status {status} of {address}, {ACCESS[status]}")
+
+
+def fields_of(headers: Headers) -> dict[str, str]:
+    """Return header fields as `get` takes them."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+
+
 def inputs_of(address: Address, model: str, timeout: float, headers: Headers = ()) -> list[InputSpec]:
     """Ask a V2 server for the inputs of a model; open dimensions other than the rows get ``GUESSED_DIM``.
 
@@ -128,13 +149,13 @@ def inputs_of(address: Address, model: str, timeout: float, headers: Headers = (
     """
     path = f"{address.path}/v2/models/{model}"
     try:
-        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
-        status, body = get(address, path, timeout, fields)
+        status, body = get(address, path, timeout, fields_of(headers))
     except NO_ANSWER as error:
         why = str(error) or type(error).__name__
         raise click.ClickException(
             f"no answer from {address}: {why}; is the server up? Does it speak HTTP there?"
         ) from None
+    check_access(address, status)
     if status == 503:
         raise click.ClickException(f"model {model!r} at {address} is not ready (status 503): try again once it serves")
     try:

@@ -30,7 +30,8 @@ from carpool.policy.spec import (
 )
 from carpool.simulation.simulator import Device, table
 from carpool_cli.answers import BadFile
-from carpool_cli.live.figures import number
+from carpool_cli.live.figures import duration, number
+from carpool_cli.options import is_typed
 from carpool_cli.planning.traces import Trace, azure_llm_2023, scaled
 from carpool_sidecar.config.hints import not_utf8
 from carpool_sidecar.config.settings import parse
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
 MOST_REQUESTS = 2_000_000
 """Half a minute of simulation."""
+
+LONGEST_TRACE = 400 * 86_400.0
+"""Seconds from the first arrival of a trace to the last: more are milliseconds, or a time that is missing (0)."""
 
 TRACES = "CARPOOL_TRACES"
 """Environment variable with the folder of traces."""
@@ -148,6 +152,24 @@ def device(profile: DeviceProfile, largest_request: int = 1) -> Device:
     )
 
 
+def refuse_cv_of(trace: Path | None) -> None:
+    """Reject --cv beside a trace: it would change nothing.
+
+    Raises ``click.UsageError``.
+    """
+    if trace is not None and is_typed("cv"):
+        raise click.UsageError("--cv does not go with --trace, which brings its own")
+
+
+def nothing_due(seconds: float, warm_up: float, lasts: float = math.inf) -> click.ClickException:
+    """Return the error of a load without a request in ``seconds`` after the warm-up; ``lasts``: how long a trace is."""
+    if lasts <= warm_up + seconds:
+        return click.ClickException(
+            f"the trace lasts {duration(lasts)}, and no request of it is due after {duration(warm_up)}: lower --warm-up"
+        )
+    return click.ClickException(f"no request is due in {format_seconds(seconds)}: raise --rate or --for")
+
+
 class Arrivals(NamedTuple):
     """The times of requests, seconds from 0, and their description."""
 
@@ -163,6 +185,10 @@ def arrivals(rate: float | None, cv: float, trace: Path | None, seconds: float, 
     if trace is not None:
         times, described = read_trace(trace, rate)
         times = list(takewhile(lambda time: time < seconds, times))
+        if times and not times[-1]:
+            raise click.ClickException(
+                f"only the first request of the trace comes in {format_seconds(seconds)}: raise --rate or --for"
+            )
     else:
         if rate is None:
             raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
@@ -210,6 +236,9 @@ def read_trace(path: Path, rate: float | None) -> tuple[list[float], str]:
         raise BadFile(f"{found}: {error}; a trace has one arrival a line, in seconds") from None
     if len(recorded) < 2 or recorded[0] == recorded[-1] or not all(map(math.isfinite, recorded)):
         raise BadFile(f"{found}: needs at least two arrivals at different times")
+    if recorded[-1] - recorded[0] > LONGEST_TRACE:
+        days = (recorded[-1] - recorded[0]) / 86_400
+        raise BadFile(f"{found}: the arrivals are {number(days)} days apart, more than 400: are these seconds?")
     if rate is None:
         mean = (len(recorded) - 1) / (recorded[-1] - recorded[0])
         return scaled(recorded, 1.0), f"{found.name} at its own pace, {number(mean)}/s"

@@ -30,11 +30,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Headers
 
 
-FIXES = {
-    401: "which wants other credentials: name them with --header",
-    403: "which does not allow this caller: check --header",
-    404: "which does not have this model: check --model",
-}
+FIXES = {**servers.ACCESS, 404: "which does not have this model: check --model"}
 """Statuses that no other try would change, and what to do."""
 
 

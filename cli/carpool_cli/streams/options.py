@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from carpool.generation.profiles import EngineProfile, Linear
 from carpool.generation.requests import Slo
 from carpool_cli.live.figures import number
-from carpool_cli.options import DURATION, FiniteRange
+from carpool_cli.options import DURATION, SOME_TIME, FiniteRange
 from carpool_cli.planning.assumptions import MOST_REQUESTS, find
 from carpool_cli.planning.traces import Trace, lasts, scaled
 from carpool_cli.streams import loads
@@ -40,6 +40,13 @@ class StreamLoad(NamedTuple):
     def named(self) -> bool:
         """Whether there is a load, and not only lengths."""
         return self.rate is not None or self.recorded is not None
+
+    @property
+    def lasts(self) -> float:
+        """Seconds of a trace, at its rate; ``inf`` without one."""
+        if self.recorded is None:
+            return inf
+        return lasts(self.recorded) if self.rate is None else len(self.recorded) / self.rate
 
     def times(self, rate: float | None) -> list[float]:
         """Return arrival times at a rate; without a rate those of the trace, at its own pace.
@@ -111,12 +118,12 @@ def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
             click.option(
-                "--slo-ttft-p99", "ttft", type=DURATION, required=True, help="Time to first token to meet, e.g. 2s."
+                "--slo-ttft-p99", "ttft", type=SOME_TIME, required=True, help="Time to first token to meet, e.g. 2s."
             ),
             click.option(
                 "--slo-tpot-p99",
                 "tpot",
-                type=DURATION,
+                type=SOME_TIME,
                 required=True,
                 help="Mean time per output token after the first to meet, e.g. 50ms.",
             ),
@@ -184,21 +191,11 @@ def read(
             f"--max-num-batched-tokens {profile.max_batched_tokens} has to be at least --max-num-seqs "
             f"{profile.max_running}, as vLLM demands: each sequence takes one of them"
         )
-    slo, found = slo_of(ttft, tpot), read_load(**load)
+    found = read_load(**load)
     longest = max(prompt + output for prompt, output in found.lengths.pairs)
     if longest > profile.kv_tokens:
         raise click.ClickException(f"a request of {longest} tokens does not fit into {profile.kv_tokens}: --kv-tokens")
-    return Asked(profile, slo, found)
-
-
-def slo_of(ttft: float, tpot: float) -> Slo:
-    """Return the targets.
-
-    Raises ``click.UsageError`` for one of 0 s.
-    """
-    if min(ttft, tpot) <= 0:
-        raise click.UsageError("--slo-ttft-p99 and --slo-tpot-p99 must be longer than 0s")
-    return Slo(ttft, tpot)
+    return Asked(profile, Slo(ttft, tpot), found)
 
 
 def read_load(
@@ -227,10 +224,8 @@ def read_load(
             if value is not None:
                 raise click.UsageError(f"{name} does not go with --trace, which brings its own")
         lengths, recorded = loads.recorded(find(trace))
-        if recorded[0] == recorded[-1]:
-            raise click.ClickException(f"{trace}: needs requests at different times")
-        span = lasts(recorded) if rate is None else len(recorded) / rate
-        return StreamLoad(lengths, min(seconds, span), seed, rate, 1.0, recorded)
+        load = StreamLoad(lengths, seconds, seed, rate, 1.0, recorded)
+        return load._replace(seconds=min(seconds, load.lasts))
     if prompt_tokens is None or output_tokens is None:
         raise click.UsageError("name lengths: --prompt-tokens and --output-tokens, or --trace FILE")
     spread = SPREAD if length_spread is None else length_spread

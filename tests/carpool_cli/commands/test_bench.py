@@ -62,12 +62,49 @@ def test_a_trace_is_played(echo, carpool, tmp_path):
     assert json.loads(out.read_text())["requests"] == 3
 
 
+def test_rates_are_over_the_time_that_a_trace_lasts(echo, carpool, tmp_path):
+    trace = tmp_path / "t.txt"
+    trace.write_text("".join(f"{step / 100}\n" for step in range(40)))
+    result = carpool("bench", echo, "--trace", trace, "--for", "10s", "--warm-up", "100ms", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.output)
+    assert (report["requests"], report["seconds"]) == (30, pytest.approx(0.3))
+    assert report["intendedRate"] == pytest.approx(100)
+
+
+def test_a_trace_that_ends_in_the_warm_up_names_that(echo, carpool, tmp_path):
+    trace = tmp_path / "t.txt"
+    trace.write_text("0\n1\n")
+    result = carpool("bench", echo, "--trace", trace, "--warm-up", "5s")
+    assert result.exit_code == 1
+    assert result.output == "Error: the trace lasts 2s, and no request of it is due after 5s: lower --warm-up\n"
+
+
 def test_a_binary_body_that_is_none_is_named(echo, carpool, tmp_path):
     body = tmp_path / "b.json"
     body.write_text("{")
     result = carpool("bench", echo, "--body", body)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "is no body for --protocol v1" in result.output
+
+
+def test_credentials_are_sent_with_the_question_for_metadata_too(guarded, carpool):
+    asked = ("bench", guarded.url, "--model", "m", "--protocol", "v2", *QUICK, "--requests", 3, "--verify")
+    refused = carpool(*asked)
+    assert refused.exit_code == 1
+    assert refused.output == (
+        f"Error: status 401 of {guarded.url}, which wants other credentials: name them with --header\n"
+    )
+    result = carpool(*asked, "--header", "authorization: Bearer x")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_report_that_can_not_be_written_is_shown_all_the_same(echo, carpool, tmp_path):
+    (full := tmp_path / "out.json").symlink_to("/dev/full")
+    result = carpool("bench", echo, *QUICK, "--requests", 3, "--out", full)
+    assert result.exit_code == 1
+    assert "goodput" in result.output
+    assert result.output.endswith(f"Error: {full} could not be written: No space left on device\n")
 
 
 def test_rates_rise_and_fall_for_a_time(echo, carpool, tmp_path):
@@ -179,6 +216,8 @@ def test_ctrl_c_in_the_warm_up_leaves_nothing_to_report(echo, carpool, monkeypat
         (["--rate", "1000000", "--for", "1h"], "lower --rate or --for"),
         (["--body", "no-such"], "no-such: No such file"),
         (["--trace", "no-such"], "no such file"),
+        (["--trace", "no-such", "--cv", "2"], "--cv does not go with --trace"),
+        (["--slo-p99", "0s"], "Invalid value for '--slo-p99': '0s': has to be longer than 0s"),
         (["--shape", "0"], "shape of one row"),
         (["--header", "x"], "'x-api-key: secret'"),
         (["--protocol", "v2", "--model", "other"], "check --model"),

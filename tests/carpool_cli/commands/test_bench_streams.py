@@ -47,6 +47,40 @@ def test_completions_take_a_prompt_and_lengths_of_a_trace(carpool, engine, tmp_p
     assert all(body["ignore_eos"] for _, body, _ in engine.seen)
 
 
+def test_rates_are_over_the_time_that_a_trace_lasts(carpool, engine, tmp_path):
+    trace = tmp_path / "requests.csv"
+    trace.write_text("".join(f"{i / 100},1,2\n" for i in range(40)))
+    asked = ("bench", "--generative", f":{engine.port}", *OPTIONS, "--trace", trace, "--for", "1m", "--json")
+    result = carpool(*asked, "--warm-up", "100ms")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.output)
+    assert (report["requests"], report["seconds"]) == (30, pytest.approx(0.3))
+    assert report["intendedRate"] == pytest.approx(100)
+    ended = carpool(*asked, "--warm-up", "5s")
+    assert ended.exit_code == 1
+    assert ended.output == "Error: the trace lasts 400ms, and no request of it is due after 5s: lower --warm-up\n"
+
+
+def test_credentials_are_sent_with_the_question_for_models_too(carpool, engine):
+    engine.key = "Bearer x"
+    asked = ("bench", "--generative", f":{engine.port}", *OPTIONS, *LOAD)
+    refused = carpool(*asked)
+    assert refused.exit_code == 1
+    assert refused.output == (
+        f"Error: status 401 of http://127.0.0.1:{engine.port}, which wants other credentials: name them with --header\n"
+    )
+    result = carpool(*asked, "--header", "authorization: Bearer x")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_report_that_can_not_be_written_is_shown_all_the_same(carpool, engine, tmp_path):
+    (full := tmp_path / "out.json").symlink_to("/dev/full")
+    result = carpool("bench", "--generative", f":{engine.port}", *OPTIONS, *LOAD, "--out", full)
+    assert result.exit_code == 1
+    assert "goodput" in result.output
+    assert result.output.endswith(f"Error: {full} could not be written: No space left on device\n")
+
+
 def test_refusals_are_counted_and_quoted(carpool, engine):
     result = carpool("bench", "--generative", f":{engine.port}", *OPTIONS, *LOAD, "--model", "full")
     assert result.exit_code == 1
@@ -62,6 +96,9 @@ def test_refusals_are_counted_and_quoted(carpool, engine):
         (("--rate", 5), "--prompt-tokens"),
         ((*LOAD, "--header", "x"), "x-api-key"),
         ((*LENGTHS, "--rate", 1e-6), "no request"),
+        ((*LOAD, "--timeout", "0s"), "'--timeout': '0s': has to be longer than 0s"),
+        ((*LOAD, "--slo-tpot-p99", "0s"), "'--slo-tpot-p99': '0s': has to be longer than 0s"),
+        (("--trace", "no-such"), "no-such: no such file"),
         ((*LOAD, "--rows", 3), "--rows"),
     ],
 )

@@ -10,6 +10,7 @@ from carpool.learning.arrivals import Modulated, Poisson
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import ShedAt, TuningMode
+from carpool_cli.answers import BadFile
 from carpool_cli.planning import assumptions
 from carpool_cli.profiling.device_profile import DeviceProfile
 
@@ -82,6 +83,22 @@ def test_a_bad_trace_names_the_file(text, tmp_path):
     path.write_text(text)
     with pytest.raises(click.ClickException, match=r"trace\.txt"):
         assumptions.read_trace(path, None)
+
+
+def test_a_trace_of_years_is_asked_whether_it_is_in_seconds(tmp_path):
+    path = tmp_path / "trace.txt"
+    path.write_text("0\n1700000000\n")
+    with pytest.raises(
+        BadFile, match=r"trace\.txt: the arrivals are 19,676 days apart, more than 400: are these seconds"
+    ):
+        assumptions.read_trace(path, None)
+
+
+def test_the_first_request_of_a_trace_alone_is_no_load(tmp_path):
+    path = tmp_path / "trace.txt"
+    path.write_text("5\n105\n")
+    with pytest.raises(click.ClickException, match="only the first request of the trace comes in 60s: raise --rate"):
+        assumptions.arrivals(None, 1.0, path, 60.0, 0)
 
 
 def test_what_clumps_is_seen_to_clump():
