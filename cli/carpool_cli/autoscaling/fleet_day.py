@@ -14,6 +14,7 @@ from carpool.forecasting.capacity import FULL
 from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration
 from carpool.tuning.objective import Aim
+from carpool_cli.answers import BadFile
 from carpool_cli.autoscaling import days, manifest
 from carpool_cli.autoscaling.controller import LOAD, Autoscaler, Metric
 from carpool_cli.autoscaling.days import Day, Steps
@@ -135,19 +136,17 @@ def _manifest(asked: Asked) -> Autoscaler:
     try:
         documents = [each for each in yaml.safe_load_all(asked.manifest.read_text("utf-8")) if isinstance(each, dict)]
     except OSError as error:
-        raise click.ClickException(f"{asked.manifest}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{asked.manifest}: {problem(error)}") from None
+        raise BadFile(f"{asked.manifest}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise BadFile(f"{asked.manifest}: {problem(error)}") from None
     scalers = [each for each in documents if each.get("kind") in ("HorizontalPodAutoscaler", "ScaledObject")]
     if len(scalers) != 1:
-        raise click.ClickException(
-            f"{asked.manifest}: it has {len(scalers)} HPAs or ScaledObjects, name a file with one"
-        )
+        raise BadFile(f"{asked.manifest}: it has {len(scalers)} HPAs or ScaledObjects, name a file with one")
     try:
         scaler = manifest.read(scalers[0])
     except (AutoscalerError, KeyError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise click.ClickException(f"{asked.manifest}: {what}") from None
+        raise BadFile(f"{asked.manifest}: {what}") from None
     if asked.replicas is None:
         return scaler
     least, _, most = asked.replicas.partition("..")

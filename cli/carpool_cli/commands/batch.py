@@ -14,7 +14,7 @@ from carpool_cli.batch import shards as sharding
 from carpool_cli.batch.journal import Journal
 from carpool_cli.live.figures import number
 from carpool_cli.load import servers
-from carpool_cli.options import ADDRESS, DURATION, HEADERS, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
+from carpool_cli.options import ADDRESS, HEADERS, INPUT_FILE, OUTPUT_FILE, SHAPE, SOME_TIME, Address
 from carpool_cli.profiling import device_profile
 from carpool_cli.profiling.inflection import inflection
 from carpool_cli.stopped import Interrupted
@@ -96,7 +96,9 @@ Examples:
     show_default=True,
     help="Of a batch that a server can't take now; waits 1 s, 2 s, 4 s, ...",
 )
-@click.option("--timeout", type=DURATION, help="For one batch of a server.  [default: 60s; with --protocol openai 10m]")
+@click.option(
+    "--timeout", type=SOME_TIME, help="For one batch of a server.  [default: 60s; with --protocol openai 10m]"
+)
 @HEADERS
 @click.option("--shards", type=click.IntRange(1, 99_999), help="Run one of so many parts of INPUT.")
 @click.option(

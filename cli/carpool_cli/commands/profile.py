@@ -23,6 +23,7 @@ from carpool_cli.options import (
     OUTPUT_FILE,
     PICTURE_FILE,
     SHAPE,
+    SOME_TIME,
     Address,
     FiniteRange,
     without_secrets,
@@ -98,7 +99,7 @@ Examples:
 @click.option(
     "--dim", "dims", type=DIMS, multiple=True, help="Size of an open ONNX dimension, e.g. sequence=128; repeatable."
 )
-@click.option("--slo-p99", "slo", type=DURATION, help="Recommend a batch size for this p99, e.g. 50ms.")
+@click.option("--slo-p99", "slo", type=SOME_TIME, help="Recommend a batch size for this p99, e.g. 50ms.")
 @click.option("--verify", is_flag=True, help="Compare single with merged answers: is batching safe for this model?")
 @click.option(
     "--tolerance",
@@ -107,7 +108,7 @@ Examples:
     show_default=True,
     help="Of --verify: difference over the largest value.",
 )
-@click.option("--timeout", type=DURATION, default=60.0, help="For one batch of a server.  [default: 60s]")
+@click.option("--timeout", type=SOME_TIME, default=60.0, help="For one batch of a server.  [default: 60s]")
 @HEADERS
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of random rows.")
 @click.option("--out", type=OUTPUT_FILE, help="Write the profile (JSON) for simulate, recommend and standin.")

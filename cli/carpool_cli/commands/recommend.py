@@ -15,7 +15,7 @@ from carpool.policy.durations import format_seconds
 from carpool.policy.plain import to_plain
 from carpool.tuning.objective import Aim
 from carpool_cli.live.figures import number
-from carpool_cli.options import DURATION, FiniteRange, WithStreams, objective_options
+from carpool_cli.options import DURATION, SOME_TIME, FiniteRange, WithStreams, objective_options
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import highest_load, recommend
 from carpool_cli.profiling import device_profile
@@ -45,7 +45,7 @@ Examples:
     required=True,
     help="Profile of the device (JSON), of `carpool profile`.",
 )
-@click.option("--slo-p99", "slo", type=DURATION, required=True, help="p99 to meet, e.g. 50ms.")
+@click.option("--slo-p99", "slo", type=SOME_TIME, required=True, help="p99 to meet, e.g. 50ms.")
 @objective_options
 @click.option("--rate", type=FiniteRange(0, min_open=True), help="Requests per second; rescales a --trace.")
 @click.option(
@@ -92,6 +92,7 @@ def command(
     profile = device_profile.load(path)
     if executors is not None:
         profile = msgspec.structs.replace(profile, executors=executors)
+    assumptions.refuse_cv_of(trace)
     if trace is not None:
         times, _ = assumptions.read_trace(trace, rate)
         process = assumptions.burstiness(times)

@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from click.core import ParameterSource
 
 from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool_cli.options import ADDRESS, AGO, DURATION, PICTURE_FILE, Address, FiniteRange, objective_options, opening
+from carpool_cli.options import (
+    ADDRESS,
+    AGO,
+    DURATION,
+    PICTURE_FILE,
+    SOME_TIME,
+    Address,
+    FiniteRange,
+    is_typed,
+    objective_options,
+    opening,
+)
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.money import Price
 from carpool_cli.planning.savings import (
@@ -61,7 +71,7 @@ Examples:
     "--select", "selector", default="", metavar="MATCHERS", help="With --prometheus: PromQL matchers of pods."
 )
 @click.option("--profile", "path", type=click.Path(path_type=Path), help="Profile of the device, instead of a sidecar.")
-@click.option("--slo-p99", "slo", type=DURATION, help="p99 to meet, e.g. 50ms.")
+@click.option("--slo-p99", "slo", type=SOME_TIME, help="p99 to meet, e.g. 50ms.")
 @click.option(
     "--rate",
     type=FiniteRange(0, min_open=True),
@@ -144,6 +154,7 @@ def command(
             objective=objective,
             target_utilization=target_utilization,
         )
+        assumptions.refuse_cv_of(trace)
         if trace is not None:
             times, _ = assumptions.read_trace(trace, None)
             load, process = stretches(times, rate), assumptions.burstiness(times)
@@ -196,7 +207,7 @@ def _check(source: str) -> None:
     context = click.get_current_context()
     for parameter in context.command.params:
         wanted = GOES_WITH.get(parameter.name or "", (source,))
-        if source not in wanted and context.get_parameter_source(parameter.name or "") is not ParameterSource.DEFAULT:
+        if source not in wanted and is_typed(parameter.name or ""):
             named = f"{parameter.opts[0]} goes with {' and '.join(wanted)}"
             raise click.UsageError(named + (BRINGS[source] if wanted[0] == "--profile" else ""))
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 import msgspec
-from click.core import ParameterSource
 
 from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.policy.durations import Duration, format_seconds
@@ -16,9 +15,11 @@ from carpool_cli.options import (
     ADDRESS,
     DURATION,
     PICTURE_FILE,
+    SOME_TIME,
     Address,
     FiniteRange,
     WithStreams,
+    is_typed,
     objective_options,
     opening,
 )
@@ -43,6 +44,9 @@ ITS_OWN = ("model", "factor", "how", "key_file", "workload")
 
 PARAMETERS = ("max_batch", "max_wait", "max_in_flight", "pass_through")
 """Options that are parameters."""
+
+WRITTEN = (*PARAMETERS, "shed_at", "timeout", "objective", "target_utilization")
+"""Options that a sidecar's file replaces."""
 
 LARGEST = 32
 """Default maximum rows of a batch, without a sidecar or an option."""
@@ -78,7 +82,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     help="Take load, device, policy and present parameters from the sidecar with this admin port instead.",
 )
 @click.option("--model", help="Name of the model, if the running sidecar serves several.")
-@click.option("--slo-p99", "slo", type=DURATION, help="p99 to meet, e.g. 50ms.")
+@click.option("--slo-p99", "slo", type=SOME_TIME, help="p99 to meet, e.g. 50ms.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -141,7 +145,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     help="Replicas that it may have; from 0, the first requests are held.  [default: as the manifest says]",
 )
 @click.option("--cold-start", type=DURATION, default=60.0, help="Until a new replica serves.  [default: 1m]")
-@click.option("--timeout", type=DURATION, help="Deadline of requests.  [default: 10s, or 2x the SLO]")
+@click.option("--timeout", type=SOME_TIME, help="Deadline of requests.  [default: 10s, or 2x the SLO]")
 @click.option("--for", "seconds", type=DURATION, default=60.0, help="How long requests come.  [default: 60s]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and service times.")
 @click.option(
@@ -210,10 +214,12 @@ def command(
             max_in_flight=max_in_flight,
             pass_through=pass_through,
             slo=slo,
+            objective=objective,
+            target_utilization=target_utilization,
             tune=tune,
             compare=compare,
             factor=factor,
-            how=_how(how, lasts=tune or compare or _typed(context, "seconds")),
+            how=_how(how, lasts=tune or compare or is_typed("seconds")),
             seconds=seconds,
             seed=seed,
         )
@@ -240,6 +246,7 @@ def command(
         return
     if (objective or target_utilization is not None) and not (tune or compare):
         raise click.UsageError("an objective chooses settings, and here one is given: add --tune or --compare")
+    assumptions.refuse_cv_of(trace)
     load = assumptions.arrivals(rate, cv, trace, seconds, seed)
     if trace is not None:
         seconds = min(seconds, lasts(load.times))
@@ -249,7 +256,7 @@ def command(
         policy, asked = assumptions.configured(config)
         given = asked != policy.limits().clamp(Parameters())
     else:
-        given = any(_typed(context, name) for name in PARAMETERS)
+        given = any(is_typed(name) for name in PARAMETERS)
         asked = Parameters(
             max_batch=max_batch or LARGEST,
             max_wait=Duration(max_wait or 0.0),
@@ -318,10 +325,6 @@ def _how(how: str | None, *, lasts: bool) -> How:
     return How(how)
 
 
-def _typed(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
-
-
 def _check(context: click.Context, path: Path | None, admin: Address | None) -> None:
     """Reject options that contradict each other.
 
@@ -330,7 +333,7 @@ def _check(context: click.Context, path: Path | None, admin: Address | None) -> 
     typed = {
         parameter.name: parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name and _typed(context, parameter.name)
+        if parameter.name and is_typed(parameter.name)
     }
     if (path is None) == (admin is None):
         raise click.UsageError("name --profile or --from-running, one of the two")
@@ -353,10 +356,10 @@ def _check(context: click.Context, path: Path | None, admin: Address | None) -> 
         for name in ITS_OWN:
             if name in typed:
                 raise click.UsageError(f"{typed[name]} goes with --from-running")
-    else:
-        for name in BROUGHT:
-            if name in typed:
+    elif "seconds" in typed and context.params["how"] == How.ONCE:
+        raise click.UsageError("--for goes with --arrivals repeated or fitted")
+    for source, replaced in (("admin", BROUGHT), ("config", WRITTEN)):
+        for name in replaced:
+            if source in typed and name in typed:
                 faster = ": --load 1.25 plays it faster" if name == "rate" else ""
-                raise click.UsageError(f"{typed[name]} does not go with --from-running, which brings its own{faster}")
-        if "seconds" in typed and context.params["how"] == How.ONCE:
-            raise click.UsageError("--for goes with --arrivals repeated or fitted")
+                raise click.UsageError(f"{typed[name]} does not go with {typed[source]}, which brings its own{faster}")

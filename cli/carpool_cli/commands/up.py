@@ -23,7 +23,7 @@ from carpool_cli.commands.top import watch
 from carpool_cli.live.admin_client import AdminClient, AdminError, key_of
 from carpool_cli.live.first_call import curl_line
 from carpool_cli.live.launch import Child, LaunchError, event_of, explained, readable
-from carpool_cli.options import DURATION, Address, objective_options
+from carpool_cli.options import DURATION, SOME_TIME, Address, objective_options
 from carpool_sidecar.admin.health import UNASKED
 from carpool_sidecar.config import own_address
 from carpool_sidecar.config.hints import not_utf8
@@ -65,8 +65,13 @@ def _settings(_: click.Context, parameter: click.Parameter, values: tuple[str, .
         path, equals, text = value.partition("=")
         try:
             plain = yaml.safe_load(text)
+            msgspec.json.encode(plain)
         except yaml.YAMLError:
             plain = text
+        except RecursionError:
+            raise click.BadParameter(
+                f"{value[:80]!r}: the value contains itself, or is nested too deeply", param=parameter
+            ) from None
         if not path or not equals:
             raise click.BadParameter(
                 f"{value!r}: write a field's path and value, e.g. policy.tuning.mode=Hold", param=parameter
@@ -95,12 +100,12 @@ Ctrl-C drains: no new connections, all accepted requests are answered. A second 
     "the model's name.  [default: the file's]",
 )
 @click.option("--upstream", help="Model server behind it: http://host:port or unix:/path.")
-@click.option("--slo-p99", "slo", type=DURATION, help="p99 to meet, e.g. 50ms.")
+@click.option("--slo-p99", "slo", type=SOME_TIME, help="p99 to meet, e.g. 50ms.")
 @click.option(
-    "--slo-ttft-p99", "ttft", type=DURATION, help="Token streams: p99 of the time to the first token, e.g. 2s."
+    "--slo-ttft-p99", "ttft", type=SOME_TIME, help="Token streams: p99 of the time to the first token, e.g. 2s."
 )
 @click.option(
-    "--slo-tpot-p99", "tpot", type=DURATION, help="Token streams: p99 of the time per further token, e.g. 50ms."
+    "--slo-tpot-p99", "tpot", type=SOME_TIME, help="Token streams: p99 of the time per further token, e.g. 50ms."
 )
 @click.option(
     "--config",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from carpool_cli.answers import BadFile
 from carpool_cli.kubectl.cluster import alive
 from carpool_cli.planning.money import PricesError, mean, price_of, read_prices
 from carpool_operator.api.annotations import INJECTED, TARGET
@@ -25,7 +26,7 @@ def by_target(cluster: Cluster, path: Path, other: Price | None, *, everywhere: 
     try:
         prices = read_prices(path)
     except PricesError as error:
-        raise click.ClickException(str(error)) from None
+        raise BadFile(str(error)) from None
     labels = {each["metadata"]["name"]: each["metadata"].get("labels", {}) for each in cluster.items("nodes")}
     found: dict[tuple[str, str], list[Price]] = {}
     for pod in alive(cluster.items("pods", f"--selector={INJECTED}", everywhere=everywhere)):

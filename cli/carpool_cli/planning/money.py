@@ -48,7 +48,7 @@ def read_prices(path: Path) -> list[NodePrice]:
         found = msgspec.convert(yaml.safe_load(path.read_text("utf-8")), list[NodePrice])
     except OSError as error:
         raise PricesError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise PricesError(
             f"{path}: {error}: write a list such as `- {{labels: {{nvidia.com/gpu.product: A100}}, gpuHour: 2.50}}`"
         ) from None

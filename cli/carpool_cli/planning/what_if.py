@@ -17,7 +17,7 @@ from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError
-from carpool.policy.spec import PERCENTILES, SLO, Latency, ShedAt
+from carpool.policy.spec import PERCENTILES, SLO, Latency, Objective, ShedAt
 from carpool.simulation.simulator import Device, table
 from carpool.tuning.moves import is_gain
 from carpool.tuning.objective import Aim, Choice
@@ -65,6 +65,8 @@ class Asked(NamedTuple):
     pass_through: bool
     slo: float | None
     """Seconds of a p99 target, instead of the policy's SLO."""
+    objective: str | None
+    target_utilization: int | None
     tune: bool
     compare: bool
     factor: float
@@ -127,8 +129,7 @@ def run(client: AdminClient, model: str | None, asked: Asked, plot: Path | None,
         found = running.read(client, model)
     except AdminError as error:
         raise click.ClickException(str(error)) from None
-    if asked.slo is not None:
-        found = _promising(found, asked.slo)
+    found = _changed(found, asked)
     played = load(
         found.arrivals,
         asked.how,
@@ -250,18 +251,28 @@ def _given(current: Parameters, asked: Asked) -> Parameters:
     return replace(current, **typed)
 
 
-def _promising(found: Running, slo: float) -> Running:
-    """Return the same with another SLO; the tuner's range follows from it.
+def _changed(found: Running, asked: Asked) -> Running:
+    """Return the same with the objective and the SLO asked for; the tuner's range follows from the SLO.
 
     Raises ``click.ClickException`` naming the bound that contradicts it.
     """
-    policy = replace(found.policy, slo=SLO(latency=Latency(p99=Duration(slo))))
+    old = found.policy
+    policy = replace(
+        old,
+        objective=Objective(asked.objective or old.objective),
+        target_utilization_percent=asked.target_utilization or old.target_utilization_percent,
+    )
+    if asked.slo is None:
+        return found._replace(policy=policy)
+    policy = replace(policy, slo=SLO(latency=Latency(p99=Duration(asked.slo))))
     model = next((each for each in policy.models if each.name == found.model), None)
     try:
         # The baseline of the previous SLO does not apply.
         policy = replace(policy, baseline=policy.limits().clamp(policy.baseline)).validate()
     except PolicyError as error:
-        raise click.ClickException(f"its policy does not go with --slo-p99 {format_seconds(slo)}: {error}") from None
+        raise click.ClickException(
+            f"its policy does not go with --slo-p99 {format_seconds(asked.slo)}: {error}"
+        ) from None
     limits = policy.limits(model)
     return found._replace(
         policy=policy, limits=replace(found.limits, min_wait=limits.min_wait, max_wait=limits.max_wait)

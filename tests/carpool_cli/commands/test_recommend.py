@@ -90,6 +90,19 @@ def test_a_trace_gives_rate_and_burstiness(carpool, profile, tmp_path):
     assert json.loads(result.output)["rate"] == pytest.approx(20, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--slo-p99", "0s", "--rate", 300), "'--slo-p99': '0s': has to be longer than 0s"),
+        (("--slo-p99", "50ms", "--trace", "t.txt", "--cv", 2), "--cv does not go with --trace, which brings its own"),
+    ],
+)
+def test_what_is_wrong_is_a_usage_error_that_names_it(carpool, profile, options, words):
+    result = carpool("recommend", "--profile", profile, *options)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
 def test_no_load_is_a_usage_error(carpool, profile):
     result = carpool("recommend", "--profile", profile, "--slo-p99", "50ms")
     assert result.exit_code == 2

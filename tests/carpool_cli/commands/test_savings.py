@@ -73,12 +73,20 @@ def test_every_way_is_drawn(carpool, profile, tmp_path):
         (("--profile", "p.json", "--key-file", "k"), "--key-file goes with running sidecars"),
         (("--prometheus", "http://p:9090", "--workload", "shop/Deployment/a"), "--workload goes with running sidecars"),
         (("--profile", "p.json"), "--slo-p99"),
+        (("--profile", "p.json", "--slo-p99", "0s"), "'--slo-p99': '0s': has to be longer than 0s"),
     ],
 )
 def test_what_is_missing_is_named(carpool, options, words):
     result = carpool("savings", *options)
     assert result.exit_code != 0
     assert words in result.output
+
+
+def test_a_trace_has_its_own_burstiness(carpool, profile):
+    asked = ("savings", "--profile", profile, "--slo-p99", "50ms", "--trace", "t.txt", "--cv", 2)
+    result = carpool(*asked)
+    assert result.exit_code == 2
+    assert "--cv does not go with --trace, which brings its own" in result.output
 
 
 def test_an_slo_that_one_request_alone_misses_is_named(carpool, profile):

@@ -142,6 +142,16 @@ def test_a_batch_far_beyond_the_profile_is_remarked_upon(carpool, profile):
         (("--slo-p99", "50ms", "--trace", "nowhere.csv"), "nowhere.csv"),
         (("--config", "nowhere.yaml", "--rate", "10"), "nowhere.yaml"),
         (("--slo-p99", "50ms", "--rate", "100", "--objective", "latency"), "add --tune or --compare"),
+        (("--slo-p99", "0s", "--rate", "10"), "'--slo-p99': '0s': has to be longer than 0s"),
+        (("--slo-p99", "50ms", "--trace", "t.txt", "--cv", "2"), "--cv does not go with --trace"),
+        (("--config", "s.yaml", "--max-batch", "4"), "--max-batch does not go with --config, which brings its own"),
+        (("--config", "s.yaml", "--max-wait", "1ms"), "--max-wait does not go with --config"),
+        (("--config", "s.yaml", "--max-in-flight", "2"), "--max-in-flight does not go with --config"),
+        (("--config", "s.yaml", "--pass-through"), "--pass-through does not go with --config"),
+        (("--config", "s.yaml", "--timeout", "1s"), "--timeout does not go with --config"),
+        (("--config", "s.yaml", "--shed-at", "SLO"), "--shed-at does not go with --config"),
+        (("--config", "s.yaml", "--tune", "--objective", "latency"), "--objective does not go with --config"),
+        (("--config", "s.yaml", "--tune", "--target-utilization", "9"), "--target-utilization does not go with"),
     ],
 )
 def test_what_is_wrong_is_one_line_naming_the_fix(options, says, carpool, profile):
@@ -206,7 +216,7 @@ def test_a_day_goes_by_the_behavior_of_the_manifest_which_is_refused_where_it_is
     assert kept["replicaHours"] > 1.1 * given["replicaHours"]
     manifest.write_text(HPA + ONLY_UP.replace("Disabled", "Disabled, jitter: 2"))
     refused = carpool(*asked)
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "spec.behavior.scaleDown.jitter can't be simulated" in refused.output
 
 
@@ -232,14 +242,14 @@ def test_a_day_with_no_replica_at_night_says_what_was_held(carpool, profile, man
         (("--autoscaler", "MANIFEST"), "--rate"),
         (("--autoscaler", "MANIFEST", "--rate", "5", "--max-batch", "8"), "--max-batch does not go with --autoscaler"),
         (("--autoscaler", "MANIFEST", "--rate", "5", "--for", "60s"), "--for does not go with --autoscaler"),
-        (("--autoscaler", "nowhere.yaml", "--rate", "5"), "nowhere.yaml"),
+        (("--autoscaler", "nowhere.yaml", "--rate", "5"), "nowhere.yaml: No such file"),
         (("--plot", "x.png", "--rate", "5"), "goes with --from-running, or --autoscaler"),
     ],
 )
 def test_what_an_autoscaler_needs_is_named(carpool, profile, manifest, options, words):
     given = [str(manifest) if option == "MANIFEST" else option for option in options]
     result = carpool("simulate", "--profile", profile(), "--slo-p99", "50ms", *given)
-    assert result.exit_code != 0
+    assert result.exit_code == 2
     assert words in result.output
 
 
@@ -257,6 +267,9 @@ def test_a_manifest_that_is_no_yaml_is_named_with_the_line(carpool, profile, tmp
     (path := tmp_path / "hpa.yaml").write_text("kind: [\nspec")
     result = carpool("simulate", "--profile", profile(), "--slo-p99", "50ms", "--rate", "5", "--autoscaler", path)
     assert result.output.startswith(f"Error: {path}: line 2, column 5: expected ")
+    path.write_text("[" * 100_000)
+    result = carpool("simulate", "--profile", profile(), "--slo-p99", "50ms", "--rate", "5", "--autoscaler", path)
+    assert result.output.startswith(f"Error: {path}: maximum recursion depth exceeded")
 
 
 @pytest.mark.parametrize("options", [(), ("--for", "1m"), ("--compare",)])

@@ -83,6 +83,11 @@ def test_a_replica_costs_what_the_nodes_of_its_pods_do(kubectl, tmp_path):
     assert "at 0.50 to 4.00 an hour" in shown
     prices.write_text("- {labels: {gpu: a100}}\n")
     assert "gpuHour" in kubectl.run(*asked).output
+    for text in ("{", "[" * 100_000):
+        prices.write_text(text)
+        assert kubectl.run(*asked).exit_code == 2
+    missing = kubectl.run("savings", "--prices", "nowhere.yaml")
+    assert (missing.exit_code, missing.output) == (2, "Error: nowhere.yaml: No such file or directory\n")
     for nothing in ("0", "-1", ".inf", ".nan"):
         prices.write_text(f"- {{gpuHour: {nothing}}}\n")
         assert "is no price" in kubectl.run(*asked).output

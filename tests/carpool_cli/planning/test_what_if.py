@@ -29,7 +29,7 @@ from carpool_cli.live.running import Running, learned
 from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.recommending import recommend
 from carpool_cli.planning.replaying import How, load
-from carpool_cli.planning.what_if import Asked, _promising, what_if
+from carpool_cli.planning.what_if import Asked, _changed, what_if
 
 SERVICE = replace(ServiceTime.measured({1: 0.0055, 24: 0.017}), largest_in_flight=2, noise=0.05)
 """Batch latency 5 + 0.5 b ms, measured up to 24 rows."""
@@ -42,6 +42,8 @@ NOTHING = Asked(
     max_in_flight=None,
     pass_through=False,
     slo=None,
+    objective=None,
+    target_utilization=None,
     tune=False,
     compare=False,
     factor=1.0,
@@ -270,11 +272,20 @@ def test_what_was_slower_than_forecast_is_said_at_the_same_load_alone():
 
 
 def test_another_slo_moves_the_bounds_or_reports_what_prevents_it():
-    found = _promising(behind(), 0.02)
+    asked = NOTHING._replace(slo=0.02)
+    found = _changed(behind(), asked)
     assert (found.policy.slo.due, found.limits.max_wait, found.limits.max_batch) == (0.02, 0.01, 64)
     bound = replace(for_p99(0.05).bounds, max_wait=DurationRange(max=Duration(0.03)))
     with pytest.raises(click.ClickException, match=r"--slo-p99 20ms: bounds.maxWait.max: 30ms is not below"):
-        _promising(behind(policy=replace(for_p99(0.05), bounds=bound)), 0.02)
+        _changed(behind(policy=replace(for_p99(0.05), bounds=bound)), asked)
+
+
+def test_another_objective_is_what_is_recommended_by():
+    other = _changed(behind(), NOTHING._replace(objective="Efficiency"))
+    assert found_of(other).recommendation == found_of(behind(policy=EFFICIENT)).recommendation
+    fuller = _changed(behind(), NOTHING._replace(target_utilization=90)).policy
+    assert (fuller.objective, fuller.target_utilization_percent) == (Objective.BALANCED, 90)
+    assert fuller.slo == behind().policy.slo
 
 
 # ------------------------------------------------------------------------------------------------- end to end
