@@ -165,12 +165,15 @@ class Slots:
 
     def forecast_again(self, now: float) -> None:
         """Forecast the end of batches that queue in the upstream again, after one took longer: the first begins now."""
+        for batch in self.in_flight:
+            if not batch.overdue:
+                estimate = batch.state.belief.estimate
+                break
+        else:
+            return
+        if estimate is None or self.taken < estimate.executors:
+            return
         line = [batch for batch in self.in_flight if not batch.overdue]
-        if not line:
-            return
-        estimate = line[0].state.belief.estimate
-        if estimate is None or len(line) + len(self.abandoned) < estimate.executors:
-            return
         if self.abandoned:
             line = sorted([*line, *(batch for _, _, batch in self.abandoned)], key=lambda batch: batch.number)
         finishes: list[float] = []
@@ -187,17 +190,17 @@ class Slots:
         The n-th batch sent to a server that computes e at once began when n - e of those before it had completed. If
         fewer have, e is refuted, and the time counts as zero.
         """
-        sample, taken = batch.state.counters.sample, batch.in_flight
-        sample((batch.bucket, batch.rows, taken, 0), now - batch.dispatched)
+        counters, taken = batch.state.counters, batch.in_flight
+        counters.sample((batch.bucket, batch.rows, taken, 0), now - batch.dispatched)
         if taken == 1:
             return
         completions = self._completions
         since = self._completed - batch.completed_before
         if since < taken - 1:
-            sample((batch.bucket, batch.rows, taken, taken), now - batch.dispatched)
+            counters.sample((batch.bucket, batch.rows, taken, taken), now - batch.dispatched)
         for servers in SUPPOSED:
             if servers >= taken:
                 return
             before = taken - servers
             seconds = now - completions[before - since - 1] if before <= since <= len(completions) else 0.0
-            sample((batch.bucket, batch.rows, taken, servers), seconds)
+            counters.sample((batch.bucket, batch.rows, taken, servers), seconds)

@@ -8,7 +8,7 @@ from carpool.batching.requests import Batch, Fault, FaultKind
 from carpool_sidecar.dispatch.answers import UpstreamAnswer, fault_kind, shareable, without_text
 from carpool_sidecar.dispatch.waiters import Shadow
 from carpool_sidecar.http1.client.calls import UpstreamError
-from carpool_sidecar.http1.messages import forwardable
+from carpool_sidecar.http1.messages import find, forwardable
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.common import PARTS, UNREADABLE, Portion, TooLarge, WrongRows, last_padded, longest
 
@@ -168,7 +168,8 @@ class Flights:
                 portions = []  # its answer is not split
                 body = first.exchange.body
                 headers = forwardable(first.exchange.headers)
-                if first.check is not None:  # its answer has to be read, so it may not be compressed
+                if first.check is not None and find(headers, b"accept-encoding") is not None:
+                    # Its answer has to be read, so it may not be compressed.
                     headers = [field for field in headers if field[0].lower() != b"accept-encoding"]
             else:
                 message = CODECS[first.parsed.endpoint.protocol].merge(portions)
