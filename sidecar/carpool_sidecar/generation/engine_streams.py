@@ -195,9 +195,12 @@ class Streams:
             self._single.add(asked.model)
 
     def _hit(self, stream: Stream, seconds: float, steps: float, tpot: float | None) -> bool:
-        """Whether a complete answer met its targets; one that comes whole must come when its last token was due."""
-        if self.slo is None:
-            return False
+        """Whether a complete answer met its targets; one that comes whole must come when its last token was due.
+
+        With batch priority it has none to miss.
+        """
+        if self.slo is None or stream.ticket.batch:
+            return self.slo is not None
         slo = stream.ticket.targets or self.slo
         if stream.first_at is None:
             return seconds <= slo.ttft + (slo.tpot * steps if steps > 0 else 0.0)

@@ -54,6 +54,19 @@ async def test_jobs_go_by_what_token_streams_met_and_missed_except_those_of_batc
     assert chat.sidecar._seen().missed == 1
 
 
+@pytest.mark.parametrize(("headers", "hits"), [((), 0), ([(b"x-carpool-priority", b"batch")], 1)])
+async def test_a_late_answer_of_batch_priority_misses_no_target(chat, headers, hits):
+    streams = await chat.start(policy=policy())
+    asked = chat.ask(headers=headers)
+    call = await chat.called(1)
+    (stream,) = streams.under_way
+    stream.ticket.arrival -= 100.0
+    call.token().finish()
+    assert (await asked).status == 200
+    ((_, counts),) = dict(streams.models).items()
+    assert counts.hits == hits
+
+
 @pytest.mark.parametrize(
     ("target", "word"), [(b"/v1/chat/completions", ("error", "code")), (b"/generate", ("reason",))]
 )
