@@ -210,7 +210,7 @@ async def _serve(
         loop.add_signal_handler(number, stop)
     try:
         await sidecar.start()
-        # Modules and settings stay, so no collection has to look at them: a full one stops all requests for 3 ms and more.
+        # Modules and settings stay: no collection looks at them again. A full one stopped all requests for 3 to 10 ms.
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, *gc.get_threshold()[1:])

@@ -165,12 +165,7 @@ class Slots:
 
     def forecast_again(self, now: float) -> None:
         """Forecast the end of batches that queue in the upstream again, after one took longer: the first begins now."""
-        for batch in self.in_flight:
-            if not batch.overdue:
-                estimate = batch.state.belief.estimate
-                break
-        else:
-            return
+        estimate = next(iter(self.in_flight)).state.belief.estimate if self.in_flight else None
         if estimate is None or self.taken < estimate.executors:
             return
         line = [batch for batch in self.in_flight if not batch.overdue]

@@ -48,8 +48,8 @@ def draws(noise: float, sample: int = 0) -> tuple[float, ...]:
     rng = _random(sample)
     drawn = [rng.gammavariate(noise**-2, 1.0) for _ in range(997)]  # a prime, so that draws don't fall in step
     mean = sum(drawn) / len(drawn)
-    # Begun elsewhere: with gaps of the same spread, each batch would otherwise take as long as the gap before it. Of all
-    # places, misses and latencies from this one are the nearest to the mean of many draws.
+    # Begun elsewhere: with gaps of the same spread, each batch would otherwise take as long as the gap before it. From
+    # this place, misses and latencies are the nearest to the mean of many draws (decision 64).
     return tuple(each / mean for each in drawn[600:] + drawn[:600])
 
 

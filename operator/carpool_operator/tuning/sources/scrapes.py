@@ -207,7 +207,7 @@ def reports(
             continue
         try:
             # Prometheus gives our label another name where the scrape itself sets one of that name.
-            key = (name, tuple(rest.pop(f"exported_{label}", None) or rest.pop(label) for label in OWN[name]))
+            key = (name, tuple(rest.pop(f"exported_{label}", "") or rest.pop(label) for label in OWN[name]))
         except KeyError as error:
             bad[pod] = UnusableError(f"{name} has no label {error.args[0]}: metric relabeling drops it")
             continue
