@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 
 def harms(state: ModelState, bucket: int, rows: int, due: float) -> bool:
-    """Whether a batch of copies would make requests late that come meanwhile, and are due after ``due`` seconds.
+    """Whether a batch of copies would make requests late that wait or come meanwhile, ``due`` seconds after arrival.
 
-    Two of them have to be served after it.
+    One may have been held for the whole wait when the copies begin, and two have to be served after them.
     """
-    return seconds_of(state, bucket, rows) > min(TAKES * due, due - 2 * seconds_of(state, bucket, 1))
+    left = due - state.parameters.max_wait - 2 * seconds_of(state, bucket, 1)
+    return seconds_of(state, bucket, rows) > min(TAKES * due, left)
 
 
 def seconds_of(state: ModelState, bucket: int, rows: int) -> float:

@@ -11,6 +11,7 @@ import pytest
 
 from carpool.batching.batcher import Batcher
 from carpool.batching.requests import Estimate
+from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_sidecar.axis_verification import verifier as verifier_module
 from carpool_sidecar.axis_verification.check import LONE, TRIALS
@@ -569,6 +570,13 @@ def test_copies_leave_time_for_two_requests_after_them():
     state.belief.learn(Estimate((0.0, 0.01, 0.35), (0.0, 0.01, 0.35)))
     assert harms(state, 0, 2, 0.52), "two thirds of the SLO at most"
     assert not harms(state, 0, 2, 0.53)
+
+
+def test_copies_leave_time_for_requests_that_are_held_when_they_begin():
+    state = Batcher(Parameters(max_wait=Duration(0.5))).model("m")
+    state.belief.learn(Estimate((0.0, 0.1, 0.2), (0.0, 0.1, 0.2)))
+    assert harms(state, 0, 2, 0.89)
+    assert not harms(state, 0, 2, 0.91)
 
 
 @pytest.mark.usefixtures("untuned")
