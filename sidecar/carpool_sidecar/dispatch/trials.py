@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 def harms(state: ModelState, bucket: int, rows: int, due: float) -> bool:
     """Whether a batch of copies would make requests late that wait or come meanwhile, ``due`` seconds after arrival.
 
-    One may have been held for the whole wait when the copies begin, and two have to be served after them.
+    Those that wait may have been held for the whole wait when the copies begin, and two have to be served after them.
     """
-    left = due - state.parameters.max_wait - 2 * seconds_of(state, bucket, 1)
-    return seconds_of(state, bucket, rows) > min(TAKES * due, left)
+    held = state.parameters.max_wait if state.load.requests else 0.0
+    return seconds_of(state, bucket, rows) > min(TAKES * due, due - held - 2 * seconds_of(state, bucket, 1))
 
 
 def seconds_of(state: ModelState, bucket: int, rows: int) -> float:

@@ -575,6 +575,8 @@ def test_copies_leave_time_for_two_requests_after_them():
 def test_copies_leave_time_for_requests_that_are_held_when_they_begin():
     state = Batcher(Parameters(max_wait=Duration(0.5))).model("m")
     state.belief.learn(Estimate((0.0, 0.1, 0.2), (0.0, 0.1, 0.2)))
+    assert not harms(state, 0, 2, 0.89)
+    state.load.requests = 1
     assert harms(state, 0, 2, 0.89)
     assert not harms(state, 0, 2, 0.91)
 
