@@ -62,7 +62,8 @@ class SidecarBatcher:
         if not self._delays.allow(arrivals_at(self._batcher), now):
             return []
         fits = (rows for rows in self.wanted if rows <= most)
-        rows = next((rows for rows in fits if not harms(state, request.bucket, rows, due)), 0)
+        waited = self._batcher.waited(state, now)
+        rows = next((rows for rows in fits if not harms(state, request.bucket, rows, due, waited)), 0)
         if not 0 < rows <= record.room(state.limits.served_rows):
             return []
         record.rows += rows

@@ -210,6 +210,10 @@ class Batcher:
         """Return for how many seconds the device has been busy."""
         return self._slots.busy(now)
 
+    def waited(self, state: ModelState, now: float) -> float:
+        """Return for how many seconds the first waiting request of a model waits; 0: none does."""
+        return now - min((request.arrived for queue in self._queues.of(state) for request in queue), default=now)
+
     @property
     def queued_rows(self) -> int:
         """Rows waiting."""

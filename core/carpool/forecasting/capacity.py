@@ -77,8 +77,7 @@ def capacity(situation: Situation, settings: Sequence[Parameters], by_hand: Para
     best, found = _search(forecaster, settings)
     unheld = [replace(each, max_wait=Duration(situation.limits.min_wait)) for each in settings]
     without = found if best in unheld else _search(forecaster, dict.fromkeys(unheld))[1]
-    single = replace(best, max_batch=usual, max_wait=Duration(situation.limits.min_wait))
-    alone = _highest(forecaster, single, 0.0, 1.0)
+    alone = _highest(forecaster, replace(best, max_batch=usual, max_wait=Duration(situation.limits.min_wait)), 0.0, 1.0)
     lower = found if _holds(forecaster, best, found, upper=True) else _highest(forecaster, best, 0.0, found, upper=True)
     hand = 0.0 if by_hand is None else found if by_hand == best else _highest(forecaster, by_hand, 0.0, 1.0)
     return Capacity(found * most, lower * most, best, without * most, alone * most, hand * most)

@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.limits import Limits
 
 
-def harms(state: ModelState, bucket: int, rows: int, due: float) -> bool:
+def harms(state: ModelState, bucket: int, rows: int, due: float, waited: float) -> bool:
     """Whether a batch of copies would make requests late that wait or come meanwhile, ``due`` seconds after arrival.
 
-    Those that wait may have been held for the whole wait when the copies begin, and two have to be served after them.
+    ``waited``: for how many seconds the first of them waits already. Two have to be served after the copies.
     """
-    held = state.parameters.max_wait if state.load.requests else 0.0
-    return seconds_of(state, bucket, rows) > min(TAKES * due, due - held - 2 * seconds_of(state, bucket, 1))
+    return seconds_of(state, bucket, rows) > min(TAKES * due, due - waited - 2 * seconds_of(state, bucket, 1))
 
 
 def seconds_of(state: ModelState, bucket: int, rows: int) -> float:
@@ -135,8 +134,9 @@ class Trials:
     def delays(self, entry: Entry, parsed: Parsed[Any], rows: int) -> bool:
         """Whether a batch with the rows of a request repeated would delay others for too long, or too many others."""
         bucket, state = 0 if parsed.fit is None else parsed.fit.bucket, self._batcher.model(entry.lane)
-        allowed = self._delays.allow(arrivals_at(self._batcher), self._clock())
-        return not allowed or harms(state, bucket, rows, self._terms.due)
+        now = self._clock()
+        allowed = self._delays.allow(arrivals_at(self._batcher), now)
+        return not allowed or harms(state, bucket, rows, self._terms.due, self._batcher.waited(state, now))
 
     def served(self, entry: Entry) -> int:
         """Return the number of rows that a model has served."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from carpool.batching.batcher import Batcher
-from carpool.batching.requests import Estimate
+from carpool.batching.requests import Estimate, Request
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_sidecar.axis_verification import verifier as verifier_module
@@ -565,20 +565,23 @@ def test_copies_take_a_second_of_the_device_and_then_a_twentieth_of_the_time():
 def test_copies_leave_time_for_two_requests_after_them():
     state = Batcher(Parameters()).model("m")
     state.belief.learn(Estimate((0.0, 0.3, 0.35), (0.0, 0.3, 0.35)))
-    assert harms(state, 0, 2, 0.94)
-    assert not harms(state, 0, 2, 0.96)
+    assert harms(state, 0, 2, 0.94, 0.0)
+    assert not harms(state, 0, 2, 0.96, 0.0)
     state.belief.learn(Estimate((0.0, 0.01, 0.35), (0.0, 0.01, 0.35)))
-    assert harms(state, 0, 2, 0.52), "two thirds of the SLO at most"
-    assert not harms(state, 0, 2, 0.53)
+    assert harms(state, 0, 2, 0.52, 0.0), "two thirds of the SLO at most"
+    assert not harms(state, 0, 2, 0.53, 0.0)
 
 
-def test_copies_leave_time_for_requests_that_are_held_when_they_begin():
-    state = Batcher(Parameters(max_wait=Duration(0.5))).model("m")
-    state.belief.learn(Estimate((0.0, 0.1, 0.2), (0.0, 0.1, 0.2)))
-    assert not harms(state, 0, 2, 0.89)
-    state.load.requests = 1
-    assert harms(state, 0, 2, 0.89)
-    assert not harms(state, 0, 2, 0.91)
+def test_copies_leave_time_for_requests_that_wait_when_they_begin():
+    batcher = Batcher(Parameters(max_wait=Duration(0.5)))
+    state = batcher.model("m")
+    batcher.learn("m", Estimate((0.0, 0.1, 0.2), (0.0, 0.1, 0.2)), 0.0)
+    assert batcher.waited(state, 1.0) == 0.0
+    batcher.arrive(Request(key="k", arrived=1.0, due=9.0, model="m"), 1.0)
+    waited = batcher.waited(state, 1.4)
+    assert waited == pytest.approx(0.4)
+    assert harms(state, 0, 2, 0.79, waited)
+    assert not harms(state, 0, 2, 0.81, waited)
 
 
 @pytest.mark.usefixtures("untuned")
