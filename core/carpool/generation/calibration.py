@@ -128,7 +128,7 @@ class Calibration:
                 for first in self._firsts
             )
             self.ttft = min(MOST_TTFT, max(LEAST_TTFT, ratios[int(TTFT_QUANTILE * len(ratios))]))
-        if len(self._answers) >= ENOUGH_ANSWERS and slo.tpot < 10:
+        if len(self._answers) >= ENOUGH_ANSWERS and slo.tpot < 10 and self._load().decoded:
             best = self._best_margin(model, slo.tpot)
             self.tpot += GENTLE * (best - self.tpot)
 

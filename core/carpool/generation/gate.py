@@ -34,6 +34,10 @@ TURNS = 20
 CERTAIN = 3.0
 """Standard deviations from which a forecast counts as certain: one case in a thousand."""
 
+MOST_AHEAD, BATCH_AHEAD = 0.9, 0.1
+"""While no answer has a second token: the most seconds of prompts that the engine has to compute, and for batch
+priority also the most as a share of the TTFT target, since interactive requests will wait for them."""
+
 PACE_MEMORY = 8.0
 """Seconds over which the rate of admission is measured."""
 
@@ -280,6 +284,10 @@ class Gate:
             return True
         if self.limits.max_running is not None and meter.sequences + request.choices > self.limits.max_running:
             return False
+        if request.max_tokens == 1 and all(stream.max_tokens == 1 for stream in meter.streams.values()):
+            # Nothing decodes, so there is no TPOT to keep: the engine gets the prompts of its next steps.
+            most = min(MOST_AHEAD, self.slo.ttft * BATCH_AHEAD) if request.batch else MOST_AHEAD
+            return meter.ahead * meter.model.prompt_token <= most and self.kv.fits(request, meter)
         if meter.prefill_share() > MOST_PREFILL:
             # Regardless of the step model: in the first second of an overload only prompts may have been seen yet, and
             # the fit then has 0 for a step without prompts.

@@ -6,7 +6,7 @@ decoding`` steps, and a stream's tokens since its first are the steps since then
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.generation.requests import State
@@ -63,6 +63,31 @@ class Equations:
         """Everything before each request with the engine."""
         self.last = 0.0
         """Seconds of decoding at the last equation."""
+        self.prompts = PromptSteps()
+
+
+class PromptSteps:
+    """Steps of prompts only, since a sequence last decoded: all that answers of one token show of the engine."""
+
+    def __init__(self) -> None:
+        self.steps, self.tokens, self.seconds = 0, 0, 0.0
+        self._at = -inf
+        """When the last step ended."""
+
+    def first_token(self, now: float, tokens: int, base: float) -> None:
+        """Count a prompt; first tokens that come within half a ``base`` step are of one step."""
+        self.tokens += tokens
+        if now - self._at > base / 2:
+            self.steps += 1
+            self._at = now
+
+    def teach(self, model: StepModel) -> None:
+        """Let ``model`` learn what a prompt token takes.
+
+        Steps and tokens grow alike, so the time of a step is taken as known, up to half of what was measured.
+        """
+        steps = min(self.steps * model.coefficients[0], self.seconds / 2)
+        model.learn((*[0.0] * (COUNT - 1), self.tokens), self.seconds - steps)
 
 
 class Meter:
@@ -144,6 +169,9 @@ class Meter:
             sums[-2] += elapsed
             sums[-1] += elapsed * (self._prompted + self.backlog) / PREFILL_HORIZON
             self.kv += tokens
+            self._equations.prompts = PromptSteps()
+        elif self.backlog:
+            self._equations.prompts.seconds += elapsed
         self._prompted *= exp(-elapsed / PREFILL_HORIZON)
         return elapsed
 
@@ -154,12 +182,18 @@ class Meter:
         self._prompted += request.prompt_tokens
         if self.decoding:
             self._sums[COUNT - 1] += request.prompt_tokens
+        else:
+            self._equations.prompts.first_token(self._at, request.prompt_tokens, self.model.coefficients[0])
+        if request.max_tokens == 1:
+            return  # its only token has come
         self.decoding += request.sequences
         self.kv += request.prompt_tokens
         self._before[request.key] = self.steps
 
     def choice_ended(self, request: Request) -> None:
         """Count a choice that has ended before others of a request that decodes."""
+        if request.max_tokens == 1:
+            return
         self.decoding -= 1
         self.kv = max(0.0, self.kv - self.generated(request))
 
@@ -173,6 +207,7 @@ class Meter:
                 # The engine was computing this one. The next prompt has not begun.
                 self._computing_since = self._at
             self.backlog -= request.prompt_tokens
+        if request.key not in self._before:
             return
         self.decoding -= request.sequences
         # Tokens are attributed by steps, exactly as they were added.
@@ -183,6 +218,11 @@ class Meter:
     def close(self) -> bool:
         """End the window if it is long enough, and learn from it if its tokens were seen."""
         equations = self._equations
+        prompts = equations.prompts
+        if prompts.seconds >= WINDOW and prompts.steps:
+            prompts.teach(self.model)
+            equations.prompts = PromptSteps()
+            return True
         window = self.totals.since(equations.window)
         # An engine that computes prompts first may have no decode step for seconds: prompts alone are an equation too.
         if window.seconds < WINDOW or (window.row[0] < 1 and not window.row[-1]):

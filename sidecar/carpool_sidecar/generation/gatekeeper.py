@@ -151,13 +151,15 @@ class Gatekeeper:
         ticket = waiting.ticket
 
         def event(gate: Gate, now: float) -> list[Action]:
-            whole = None
+            actions, whole = [], None
             if ticket.state is State.DECODING:
                 if waiting.streams:
                     self._seen.streams -= ticket.sequences
                 elif not self._seen.streams:
                     whole = max(output_tokens, longest)
-            return gate.ended(ticket, now, output_tokens, complete=complete, whole=whole)
+            elif ticket.state is State.PREFILLING and ticket.max_tokens == 1 and complete:
+                actions = gate.first_token(ticket, now)  # the answer, although it comes whole
+            return actions + gate.ended(ticket, now, output_tokens, complete=complete, whole=whole)
 
         self._assumed.pop(ticket.key, None)
         known = self._waiting.pop(ticket.key, None) or self._admitted.pop(ticket.key, None)
@@ -218,7 +220,7 @@ class Gatekeeper:
                 continue  # it has left
             if isinstance(action, Admit):
                 self._admitted[action.request.key] = waiting
-                if not waiting.streams:
+                if not waiting.streams and action.request.max_tokens != 1:
                     self._assumed[action.request.key] = now + gate.meter.first_token_seconds(0)
                 waiting.admitted()
             else:

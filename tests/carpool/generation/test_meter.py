@@ -193,3 +193,38 @@ def test_an_answer_that_met_no_step_teaches_nothing():
     before = list(machine.model.coefficients)
     machine.learn_answer(first, 3)
     assert machine.model.coefficients == before
+
+
+def test_a_sequence_whose_only_token_has_come_does_not_decode():
+    machine = meter()
+    stream, score = started(machine, 0, 100), Request(1, 0.0, 200, max_tokens=1, choices=2)
+    machine.admitted(score)
+    machine.first_token(score)
+    score.state = State.DECODING
+    assert (machine.decoding, machine.kv) == (1, 100)
+    machine.progress(0.1, 5)
+    machine.choice_ended(score)
+    machine.ended(score)
+    assert (machine.decoding, machine.kv, machine.steps, machine.backlog) == (1, 105, 5, 0)
+    machine.ended(stream)
+    assert (machine.decoding, machine.kv) == (0, 0)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_prompts_are_learned_from_while_nothing_decodes(together):
+    """Prompts of one step end together: in the proxy, within a millisecond."""
+    machine, now = meter(), 0.0
+    true = 3 * LLAMA.prompt_token
+    for step in range(200):
+        group = [Request(10 * step + i, now, 400, max_tokens=1) for i in range(4)]
+        for request in group:
+            machine.admitted(request)
+        now += LLAMA.base + 4 * 400 * true
+        for i, request in enumerate(group):
+            machine.progress(now if together else now + i * 3e-4, 0)
+            request.state = State.DECODING
+            machine.first_token(request)
+            machine.ended(request)
+        machine.close()
+    assert machine.model.prompt_token == pytest.approx(true, rel=0.02)
+    assert machine.model.coefficients[0] == LLAMA.base

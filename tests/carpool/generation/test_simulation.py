@@ -220,3 +220,23 @@ def test_one_request_alone_takes_its_prefill_and_its_steps():
     (served,) = outcome.served
     assert served.ttft == pytest.approx(LLAMA.seconds(0, 100, 100))
     assert served.tpot == pytest.approx(LLAMA.seconds(1, 100.5, 0))
+
+
+def scores(rate, seconds, *, seed=1, first=0, prompt=200, **options):
+    """Return requests that are answered with one token, such as classes."""
+    random, now, found = Random(seed), 0.0, []
+    while (now := now + random.expovariate(rate)) < seconds:
+        found.append(Arrival(Request(first + len(found), now, prompt, max_tokens=1, **options), 1))
+    return found
+
+
+@pytest.mark.parametrize("ttft", [0.3, 1.0])
+def test_answers_of_one_token_of_batch_priority_use_what_interactive_ones_leave_in_time(ttft):
+    interactive, batch = scores(25.0, 40.0), scores(100.0, 40.0, seed=2, first=10**6, batch=True)
+    arrivals = sorted(interactive + batch, key=lambda arrival: arrival.request.arrival)
+    slo = Slo(ttft, SLO.tpot)
+    outcome = Simulation(arrivals, engine(), gate(slo=slo), until=40.0).run()
+    of_both = [[each for each in outcome.served if each.batch is kind and each.arrival > 5.0] for kind in (False, True)]
+    assert sum(each.good(slo) for each in of_both[0]) > 0.98 * len(of_both[0])  # with 0.9 s of prompts ahead: 0 %
+    assert sum(each.end < inf for each in of_both[1]) / 35.0 > 20.0  # the engine computes 77 prompts/s
+    assert outcome.busy > 38.0

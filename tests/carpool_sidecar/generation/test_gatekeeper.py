@@ -182,8 +182,9 @@ class Played(Caller):
 class World:
     """Requests at random times, of random lengths, and an engine that computes those that are admitted."""
 
-    def __init__(self, keeper, *, streams=lambda _: True, choices=lambda _: 1, slowdown=1.0) -> None:
+    def __init__(self, keeper, *, streams=lambda _: True, choices=lambda _: 1, slowdown=1.0, max_tokens=None) -> None:
         self.keeper = keeper
+        self.max_tokens = max_tokens
         self.random = Random(7)
         self.engine = Engine(A100, self.random)
         self.engine.slowdown = slowdown
@@ -200,8 +201,11 @@ class World:
             await asyncio.sleep(self.random.expovariate(rate))
             key = len(self.all)
             lengths = [max(2, int(self.random.expovariate(1 / 200))) for _ in range(self.choices(key))]
+            if self.max_tokens is not None:
+                lengths = [min(length, self.max_tokens) for length in lengths]
             prompt = max(10, int(self.random.expovariate(1 / 1000)))
-            caller = Played(self, key, lengths, prompt_tokens=prompt, streams=self.streams(key))
+            options = {"prompt_tokens": prompt, "streams": self.streams(key), "max_tokens": self.max_tokens}
+            caller = Played(self, key, lengths, **options)
             self.all.append(caller)
             caller.arrive()
 
@@ -235,7 +239,7 @@ class World:
         for sequence in progress.finished:
             caller = self.callers.pop(sequence.key)
             caller.left -= 1
-            caller.tpot = max(caller.tpot, (now - sequence.first_at) / (sequence.output_tokens - 1))
+            caller.tpot = max(caller.tpot, (now - sequence.first_at) / max(1, sequence.output_tokens - 1))
             if caller.left:
                 self.keeper.choice_ended(caller)
                 continue
@@ -331,3 +335,16 @@ async def test_an_engine_is_learned_from_whole_answers(slowdown, rate, choices):
     sequences, tokens = meter.sequences, meter.kv
     found = meter.model.decode_seconds(sequences, tokens)
     assert found == pytest.approx(slowdown * A100.step.seconds(sequences, tokens, 0), rel=0.3)
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize(("slowdown", "rate"), [(0.4, 80.0), (1.0, 30.0), (4.0, 10.0)])
+async def test_an_engine_is_learned_from_answers_of_one_token(slowdown, rate, choices, streams):
+    """Such as classes or scores. There is no TPOT to keep, and prompts are all that takes time."""
+    gates = keeper()
+    world = World(gates, streams=lambda _: streams, choices=lambda _: choices, slowdown=slowdown, max_tokens=1)
+    good = await world.run(rate=rate)
+    most = 1 / (1000 * slowdown * A100.step.prompt_token)
+    assert good * rate > 0.8 * most  # whole answers of an engine that was never learned: 0.00 and 0.03
+    assert gates.gate.meter.model.prompt_token == pytest.approx(slowdown * A100.step.prompt_token, rel=0.25)
