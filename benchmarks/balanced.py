@@ -76,7 +76,7 @@ CLOSE = 0.005
 RESULTS = Path(__file__).parent / "results" / "balanced.json"
 QUICK = ("bert-large-a100-loose", "resnet50-t4-one-in-flight", "ocr-1-core", "cliff", "square wave")
 
-LIMITS = {"like zero wait": 1.05, "over target": 0.03, "mean, median": 1.15, "mean, worst": 1.5, "flips": 0}
+LIMITS = {"like zero wait": 1.05, "over target": 0.03, "mean, median": 1.15, "mean, worst": 1.5, "misses": 0.01, "flips": 0}
 
 
 class World(NamedTuple):
@@ -119,6 +119,7 @@ class Cell(Struct, frozen=True):
     oracle: str = ""
     """Its setting; ``""``: no grid point meets SLO and target."""
     oracle_mean: float = 0.0
+    zero_wait_misses: float = 0.0
 
     @property
     def like_zero_wait(self) -> float:
@@ -137,6 +138,11 @@ class Cell(Struct, frozen=True):
     def mean_ratio(self) -> float:
         """Mean latency over the oracle's; 0 where that does not keep the target."""
         return self.mean / self.oracle_mean if self.oracle else 0.0
+
+    @property
+    def more_misses(self) -> float:
+        """Misses beyond zero wait's: latencies are of answers, so they do not show them."""
+        return self.misses - self.zero_wait_misses
 
 
 class Results(Struct, frozen=True):
@@ -396,6 +402,7 @@ def cell(name: str, load: float) -> Cell:
         zero.p99,
         *((0.0, 0.0) if single is None else (single.p50, single.p99)),
         *(("", 0.0) if found is None else (found[0].describe(), found[1].mean)),
+        zero.misses,
     )
 
 
@@ -427,6 +434,7 @@ def verdict(cells: Sequence[Cell]) -> dict[str, tuple[float, str]]:
         "over target": worst(lambda one: one.over_target),
         "mean, median": (median(ratios), f"{len(ratios)} cells"),
         "mean, worst": worst(lambda one: one.mean_ratio),
+        "misses": worst(lambda one: one.more_misses),
         "flips": worst(lambda one: one.flips),
     }
 

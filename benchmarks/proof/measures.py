@@ -132,15 +132,18 @@ def seconds_of(outcome: Outcome) -> list[Tally]:
 def converged(mine: Sequence[Tally], best: Sequence[Tally], lazy: Sequence[Tally], start: int, stop: int) -> int | None:
     """Return after how many seconds from ``start`` the first good ``LOOK`` seconds began; ``None``: none did.
 
-    Good: at most ``TOLERATED`` more of the requests miss than under the oracle, and where the oracle saves ``WORTH`` in
-    [start, stop), at least ``ENOUGH`` of that is saved. Effects are judged, not settings: a backlog must be gone, and
-    rules that decide anew for each batch are judged alike. All of them met the same arrivals.
+    Good: at most ``TOLERATED`` more of the requests miss than under the oracle, in these seconds and from there to
+    ``stop``, and where the oracle saves ``WORTH`` in [start, stop), at least ``ENOUGH`` of that is saved. Effects are
+    judged, not settings: a backlog must be gone, and rules that decide anew for each batch are judged alike. All of
+    them met the same arrivals.
     """
     worth = saving(add(best[start:stop]), add(best[start:stop]), add(lazy[start:stop])) is not None
     for second in range(start, stop - LOOK + 1):
         here = slice(second, second + LOOK)
         now, ideal, zero = add(mine[here]), add(best[here]), add(lazy[here])
         if now.misses > ideal.misses + TOLERATED:
+            continue
+        if add(mine[second:stop]).misses > add(best[second:stop]).misses + TOLERATED:
             continue
         gain = zero.device_time - ideal.device_time
         if not worth or zero.device_time - now.device_time >= ENOUGH * gain:

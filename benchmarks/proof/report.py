@@ -141,7 +141,8 @@ def _shortfalls(proof: Proof, others: list[Proof], bounds: Path, reasons: Path) 
     for other in others:
         if missed := shortfalls(other, bounds, reasons):
             data = f"[its data](../benchmarks/results/{data_file(other.seed).name})"
-            text = f"With seed {other.seed} ({data}), so with other requests: {_of(other, missed)}."
+            code = "the same code" if other.commit == proof.commit else f"the code of {other.commit}, {other.date}"
+            text = f"With seed {other.seed} ({data}), so with other requests, and {code}: {_of(other, missed)}."
             lines += ["", *_filled(text), "", *_table(missed), *_savings(other, missed)]
     return lines
 
@@ -222,7 +223,17 @@ def _goals(proof: Proof, others: list[Proof], bounds: Path) -> list[str]:
             f"| {_title(name)} | {limit.direction} {verdict.show(name, limit.aim)} | {verdict.show(name, limit.value)} "
             f"| {' | '.join(values)} |"
         )
-    return [*lines, "", "Bold: the goal is missed."]
+    return [*lines, "", "Bold: the goal is missed.", *_beyond(seeds, bounds)]
+
+
+def _beyond(proofs: list[Proof], bounds: Path) -> list[str]:
+    """Say of which limits the runs are beyond."""
+    lines: list[str] = []
+    for each in proofs:
+        if broken := verdict.missed(each, bounds):
+            lines += ["", f"**Beyond its limits** with seed {each.seed}, so that `make proof` fails:", ""]
+            lines += [f"- {one}" for one in broken]
+    return lines
 
 
 def _title(figure: str) -> str:

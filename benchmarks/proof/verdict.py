@@ -27,6 +27,9 @@ REASONS = HERE / "shortfalls.json"
 CONSIDERED = (0.1, 0.6)
 """Loads, as shares of the capacity, between which savings are compared."""
 
+UNHURRIED = 0.8
+"""Load, as a share of the capacity, up to which each step by itself has to meet the SLO as the oracle does."""
+
 BUSY = 100.0
 """Requests per second from which the first good setting has to be found in time."""
 
@@ -151,6 +154,26 @@ def overloads(proof: Proof, contender: str) -> dict[str, float]:
     return {name: overload(stair.steps[:-1], stair.steps[-1]) for name, stair in stairs(proof, contender).items()}
 
 
+def step_misses(proof: Proof, contender: str) -> dict[str, float]:
+    """Return by how much more of a step's requests missed than under the oracle, at moderate loads.
+
+    The highest load does not show that: there, misses at different loads are averaged.
+    """
+    own, best = stairs(proof, contender), stairs(proof, ORACLE)
+    return {
+        about.name: max(
+            (
+                mine.misses - ideal.misses
+                for load, mine, ideal in zip(about.loads, own[about.name].steps, best[about.name].steps, strict=True)
+                if load <= UNHURRIED
+            ),
+            default=0.0,
+        )
+        for about in proof.scenarios
+        if about.name in own
+    }
+
+
 def extra_misses(proof: Proof, contender: str) -> dict[str, float]:
     """Return by how much more of all requests missed than under the oracle, over the whole timeline."""
     return {each.scenario: each.misses - each.best for each in proof.timelines if each.contender == contender}
@@ -225,6 +248,9 @@ def _count(value: float) -> str:
 MEASURES = {
     "highest load": Measure("highest load, of the oracle's", highest_loads, "least", _percent),
     "saving": Measure("device time saved, of what the oracle saves", saved, "least", _percent),
+    "step misses": Measure(
+        "misses at 10 to 80 % of the capacity, beyond the oracle's", step_misses, "most", lambda value: f"{value:+.2%}"
+    ),
     "extra misses": Measure("misses, beyond the oracle's", extra_misses, "most", lambda value: f"{value:+.2%}"),
     "first good": Measure("first good setting after", recoveries("start", least_rate=BUSY), "most", _seconds),
     "load rises": Measure("good again after the load rises", recoveries("load up"), "most", _seconds),
@@ -238,7 +264,7 @@ MEASURES = {
 """By the name that limits and reasons go by."""
 
 
-OF_STAIRS = ("highest load", "saving", "overload")
+OF_STAIRS = ("highest load", "saving", "step misses", "overload")
 """Measures of rising loads, not of a scenario's own timeline."""
 
 

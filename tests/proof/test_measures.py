@@ -125,6 +125,12 @@ def test_a_backlog_has_to_be_gone():
     assert converged(mine, IDEAL, LAZY, 0, 60) == 8
 
 
+def test_a_few_good_seconds_are_not_enough():
+    mine = every_second((5, 0.0, 2), (20, 0.3, 2), (35, 0.0, 2))
+    assert converged(mine, IDEAL, LAZY, 0, 60) == 25
+    assert converged(every_second((5, 0.0, 2), (55, 0.3, 2)), IDEAL, LAZY, 0, 60) is None
+
+
 # -- flips
 
 

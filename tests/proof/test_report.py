@@ -58,6 +58,20 @@ def test_rules_that_save_more_are_compared_for_each_seed(tmp_path):
     assert "beside the rules that save more" not in report.page(proof(), [], *files), "nobody is ahead there"
 
 
+def test_limits_that_are_broken_and_the_code_of_other_seeds_are_on_the_page(tmp_path):
+    broken = LIMIT | {"value": 0.8}
+    (tmp_path / "limits.json").write_text(json.dumps([broken]))
+    (tmp_path / "reasons.json").write_text("{}")
+    files = tmp_path / "limits.json", tmp_path / "reasons.json"
+    text = report.page(proof(), [proof(seed=7), proof(seed=3, commit="abcd", date="2026-11-20")], *files)
+    assert "**Beyond its limits** with seed 1" in text
+    assert "- saving, worst: 0.75, at least 0.8 x. why" in text
+    assert "Beyond its limits" not in page(tmp_path, {})
+    flat = " ".join(text.split())
+    assert "so with other requests, and the same code: 1 of 1" in flat
+    assert "so with other requests, and the code of abcd, 2026-11-20: 1 of 1" in flat
+
+
 def test_nothing_falls_short(tmp_path):
     oracle = proof().stairs[0]
     stairs = [replace(each, steps=oracle.steps) if each.contender == "carpool" else each for each in proof().stairs]

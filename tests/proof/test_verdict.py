@@ -8,7 +8,7 @@ from evidence import limits
 from msgspec.structs import replace
 from proof import verdict
 from proof.rows import Recovery, Rest
-from tiny import proof, timeline
+from tiny import proof, step, timeline
 
 
 def figure(name, **changes):
@@ -24,6 +24,7 @@ def test_the_figures_of_a_run():
             "saving, worst": 0.75,
             "saving, median": 0.75,
             "saving, ahead": 0.75,
+            "step misses, worst": 0.001,
             "extra misses, worst": 0.002,
             "first good, worst": 30.0,
             "load rises, worst": inf,
@@ -58,6 +59,15 @@ def test_the_overload_is_no_load_that_is_held():
     assert verdict.highest_loads(replace(made, stairs=stairs), "carpool") == {"plain": pytest.approx(0.9375)}
 
 
+def test_misses_at_a_moderate_load_are_seen_whatever_the_highest_load_is():
+    made = proof()
+    stairs = [
+        replace(each, steps=(step(0.1, 2), *each.steps[1:])) if each.contender == "carpool" else each
+        for each in made.stairs
+    ]
+    assert verdict.step_misses(replace(made, stairs=stairs), "carpool") == {"plain": pytest.approx(0.1)}
+
+
 def test_a_low_rate_has_more_time():
     slow = [replace(phase, rate=99.0) for phase in proof().phases["plain"]]
     assert "first good, worst" not in verdict.figures(proof(phases={"plain": slow}))
@@ -73,6 +83,7 @@ def test_a_part_has_only_its_own_figures():
     assert set(verdict.figures(made)) == {
         "highest load, worst",
         "highest load, median",
+        "step misses, worst",
         "extra misses, worst",
         "first good, worst",
         "load rises, worst",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import balanced
+import msgspec
 import pytest
 
 from carpool.exchange.decision import Decision, Reason, State
@@ -38,3 +39,10 @@ def exploring(one):
 )
 def test_leaving_a_setting_that_was_explored_for_the_first_time_is_no_flip(path, expected):
     assert flips(balanced.without_explorations(decisions(*path))) == expected
+
+
+def test_misses_are_judged_although_latencies_are_of_answers_only():
+    kept = msgspec.json.decode(balanced.RESULTS.read_bytes(), type=balanced.Results).cells
+    worse = [msgspec.structs.replace(cell, misses=cell.zero_wait_misses + 0.3) for cell in kept]
+    assert balanced.verdict(worse)["misses"][0] == pytest.approx(0.3)
+    assert balanced.LIMITS["misses"] < 0.3
