@@ -76,7 +76,14 @@ CLOSE = 0.005
 RESULTS = Path(__file__).parent / "results" / "balanced.json"
 QUICK = ("bert-large-a100-loose", "resnet50-t4-one-in-flight", "ocr-1-core", "cliff", "square wave")
 
-LIMITS = {"like zero wait": 1.05, "over target": 0.03, "mean, median": 1.15, "mean, worst": 1.5, "misses": 0.01, "flips": 0}
+LIMITS = {
+    "like zero wait": 1.05,
+    "over target": 0.03,
+    "mean, median": 1.15,
+    "mean, worst": 1.5,
+    "misses": 0.01,
+    "flips": 0,
+}
 
 
 class World(NamedTuple):
