@@ -227,7 +227,7 @@ def _goals(proof: Proof, others: list[Proof], bounds: Path) -> list[str]:
 
 
 def _beyond(proofs: list[Proof], bounds: Path) -> list[str]:
-    """Say of which limits the runs are beyond."""
+    """Name the limits that the runs break."""
     lines: list[str] = []
     for each in proofs:
         if broken := verdict.missed(each, bounds):
