@@ -56,7 +56,7 @@ def timestamp(wall: float) -> str:
 
 
 class _Lasting:
-    """A state that is reported once it has been the same for ``LASTING`` seconds."""
+    """Whether something has been the same for ``LASTING`` seconds."""
 
     def __init__(self) -> None:
         self._what: object = None
@@ -134,7 +134,7 @@ class Reporter:
         return best
 
     def _hold(self, view: View, steerings: Sequence[Steering], main: _Main | None, at: str) -> None:
-        """Report why nothing is done, once that has lasted."""
+        """Report why nothing is done, once what was reported last has been over for a while."""
         blind = next((each for each in steerings if each.trust.blind is not None), None)
         decision = None if main is None else main.learned.decision
         target, model, reason, message = None, EVERY, "", ""
@@ -147,12 +147,11 @@ class Reporter:
                 reason, message = "Paused", "tuning is paused, and parameters stay"
         if target is None:
             return
-        lasted = self._state.for_long((target, model, reason), view.now)
-        last = self._last
-        if reason == Reason.RECOMMEND_ONLY or (last is not None and not lasted):
-            return
-        where = _where(target)
-        if last is not None and (last.action, last.reason, last.model, last.target) == ("Held", reason, model, where):
+        last, where = self._last, _where(target)
+        said = last is not None and (last.action, last.reason, last.model, last.target) == ("Held", reason, model, where)
+        # What was reported may be over although no other reason lasts: two that alternate replace it as well.
+        over = self._state.for_long(None if said else last, view.now)
+        if said or reason == Reason.RECOMMEND_ONLY or (last is not None and not over):
             return
         self._last = LastDecision(
             action="Held",

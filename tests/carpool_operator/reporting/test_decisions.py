@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from fleets import EPOCH, RESNET, World, spec
 from msgspec.structs import replace
 
+from carpool.exchange.decision import Decision, Reason
+from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Bounds, IntRange, Tuning, TuningMode
-from carpool_operator.reporting.decisions import timestamp
+from carpool_operator.api.model import Target
+from carpool_operator.api.status import LastDecision, Status
+from carpool_operator.reporting.decisions import Reporter, timestamp
 from carpool_operator.reporting.metrics import Metrics
 
 
@@ -114,3 +120,29 @@ def test_where_no_number_of_replicas_meets_the_slo_the_last_figures_go_and_the_r
     world.run(200, 30)
     assert world.status["capacity"][0]["replicas"] == 1
     assert "noCapacity" not in world.status
+
+
+def test_what_is_over_is_replaced_although_no_other_reason_lasts():
+    """Otherwise "cannot be read" stays in the status for as long as two reasons to keep the parameters alternate."""
+    fell_back = LastDecision(
+        action="FellBack", reason="MetricsStale", message="2 of 2 pods cannot be read", model="*",
+        target="Deployment/resnet", at=timestamp(EPOCH),
+    )  # fmt: skip
+    reporter = Reporter(Status(last_decision=fell_back))
+    learned = SimpleNamespace(rate=10.0, observed=lambda: None, decision=None)
+    steering = SimpleNamespace(
+        target=Target("shop", "Deployment", "resnet"), models={"": learned}, trial=None, trust=SimpleNamespace(blind=None)
+    )
+
+    def reported(seconds):
+        learned.decision = Decision(
+            Parameters(), False, Reason.CONVERGED if seconds % 40 < 20 else Reason.TOO_FEW_SAMPLES, ""
+        )
+        view = SimpleNamespace(now=float(seconds), wall=EPOCH + seconds, policy=SimpleNamespace(paused=False))
+        reporter.record(view, [steering], [])
+        return reporter._last
+
+    told = [reported(seconds) for seconds in range(0, 600, 10)]
+    assert told[5] is fell_back
+    assert {each.reason for each in told[7:]} <= {"Converged", "TooFewSamples"}
+    assert len({id(each) for each in told}) == 2, "reasons that come and go are no news"
