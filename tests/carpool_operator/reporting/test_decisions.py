@@ -131,7 +131,10 @@ def test_what_is_over_is_replaced_although_no_other_reason_lasts():
     reporter = Reporter(Status(last_decision=fell_back))
     learned = SimpleNamespace(rate=10.0, observed=lambda: None, decision=None)
     steering = SimpleNamespace(
-        target=Target("shop", "Deployment", "resnet"), models={"": learned}, trial=None, trust=SimpleNamespace(blind=None)
+        target=Target("shop", "Deployment", "resnet"),
+        models={"": learned},
+        trial=None,
+        trust=SimpleNamespace(blind=None),
     )
 
     def reported(seconds):
