@@ -121,7 +121,7 @@ def glance(load: Load, service: ServiceTime, parameters: Parameters, target: flo
         run = _played(load, service, rules)
         waited = math.fsum(run.latencies)
         ordered = iter(run.latencies)
-        for size in run.sizes:
+        for size in filter(None, run.sizes):
             run.missed(sum(map(limit.__lt__, islice(ordered, size))))
     count, span = len(arrivals), max(run.end, arrivals[-1]) - arrivals[0]
     return Glance(
@@ -170,7 +170,7 @@ def _played(load: Load, service: ServiceTime, rules: Rules) -> Run:
         run.rows *= rules.cap // unit[2].cap
         return run
     rows = [load.rows] * len(load.arrivals) if isinstance(load.rows, int) else load.rows
-    largest = max(rules.cap, *rows)
+    largest = max(rules.cap, *rows) if rules.passing else rules.cap
     kinds = [
         Kind(share * group, _times(own, largest), _slow(own, rules.cap))
         for share, own in service.mix or ((1.0, service),)

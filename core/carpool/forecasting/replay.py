@@ -24,13 +24,17 @@ if TYPE_CHECKING:
     from carpool.forecasting.recursion import Rules
 
 
+MOST = 20_000
+"""Batches played one by one. Beyond, those of one request are one: of 2,000 rows each, they would be millions."""
+
+
 class Kind(NamedTuple):
     """Requests that share batches."""
 
     share: float
     """Share of all requests."""
     times: tuple[float, ...]
-    """Seconds of a batch by its rows, up to the largest batch or the largest request."""
+    """Seconds of a batch by its rows, up to the largest batch, or the largest request where they pass one by one."""
     slow: tuple[float, ...]
     """Seconds that such a batch seldom exceeds, up to the largest batch."""
 
@@ -61,14 +65,13 @@ class _Queue:
         self.rows = 0
         self.leaves = math.inf
         """When its next batch is due, if a slot is free."""
-        self.full = 0.0
+        self.full = self.part = 0.0
         """Seconds that its full batches take, and the one that is not full."""
-        self.part = 0.0
 
 
 def replay(arrivals: Sequence[float], rows: Sequence[int] | None, kinds: Sequence[Kind], rules: Rules) -> Run:
     """Serve requests (seconds, ascending) of given ``rows`` (``None``: one each)."""
-    player = _Player(kinds, rules, len(arrivals))
+    player = _Player(kinds, rules, len(arrivals), whole=rows is not None and sum(rows) > MOST * rules.cap)
     members = assigned(len(arrivals), tuple(kind.share for kind in kinds), arrivals[0]) if len(kinds) > 1 else None
     upcoming, count = 0, len(arrivals)
     while True:
@@ -89,10 +92,11 @@ def replay(arrivals: Sequence[float], rows: Sequence[int] | None, kinds: Sequenc
 class _Player:
     """Queues and device. Times in seconds."""
 
-    __slots__ = ("finishes", "flight", "now", "passing", "queues", "rules", "run")
+    __slots__ = ("finishes", "flight", "now", "passing", "queues", "rules", "run", "whole")
 
-    def __init__(self, kinds: Sequence[Kind], rules: Rules, count: int) -> None:
+    def __init__(self, kinds: Sequence[Kind], rules: Rules, count: int, *, whole: bool) -> None:
         self.rules = rules
+        self.whole = whole
         self.queues = [_Queue(kind) for kind in kinds]
         self.passing = rules.passing
         self.now = -math.inf
@@ -118,19 +122,14 @@ class _Player:
         due = math.inf
         if rules.shed and flight:  # an idle device admits all
             times, cap = queue.kind.times, rules.cap
-            rounds = math.ceil(rows / (cap * rules.concurrency))
-            alone = times[rows] if rows <= cap else rounds * times[cap]
+            alone = times[rows] if rows <= cap else math.ceil(rows / (cap * rules.concurrency)) * times[cap]
             if alone <= rules.target + ROUNDING:
                 due = now + rules.target
                 if self._start(now) + self._expected(queue, rows, alone) > due + ROUNDING:
                     return
         queue.requests.append(_Waiting(index, now, rows, due))
         queue.rows += rows
-        if (
-            self.passing
-            and len(flight) >= rules.slots
-            and sum(len(each.requests) for each in self.queues) > rules.slots
-        ):
+        if self.passing and len(flight) >= rules.slots < sum(len(each.requests) for each in self.queues):
             self.passing = False
             for each in self.queues:
                 self._changed(each)
@@ -151,11 +150,8 @@ class _Player:
             # Waiting requests are only held for others, and leave in time with this one.
             return max(least, times[min(rows if self.passing else waiting + rows, cap)])
         if self.passing:
-            ahead = sum(
-                len(each.requests) * each.kind.times[math.ceil(each.rows / len(each.requests))]
-                for each in self.queues
-                if each.requests
-            )
+            busy = [each for each in self.queues if each.requests]
+            ahead = sum(len(one.requests) * one.kind.times[math.ceil(one.rows / len(one.requests))] for one in busy)
             return least * (rules.surely if waiting else 1.0) + ahead / rules.concurrency
         own = max(least, times[min(waiting % cap + rows, cap)]) * (rules.surely if waiting >= cap else 1.0)
         ahead = sum(each.full + each.part for each in self.queues) - queue.part
@@ -199,11 +195,15 @@ class _Player:
         self._changed(queue)
         if not members:
             return
-        finish = start + queue.kind.times[rows] * rules.draws[len(self.run.sizes) % len(rules.draws)]
+        full, seconds, sizes = max(rows // rules.cap, 1), queue.kind.times[min(rows, rules.cap)], self.run.sizes
+        times = rules.draws[len(sizes) % len(rules.draws)] if full == 1 else math.ceil(full / rules.concurrency)
+        finish = start + seconds * times
         for index in members:
             self.finishes[index] = max(self.finishes[index], finish)
-        insort(flight, finish)
-        self.run.batch(len(members), rows, queue.kind.times[rows], leave, finish)
+        for _ in range(min(full, rules.concurrency)):
+            insort(flight, finish)
+        sizes += [0] * (full - 1)
+        self.run.batch(len(members), rows, full * seconds, leave, finish)
 
     def _compose(self, queue: _Queue, start: float) -> tuple[list[int], int]:
         """Take the requests of a batch off a queue; return which, and the batch's rows."""
@@ -223,7 +223,7 @@ class _Player:
                     queue.rows -= take
                     continue
             if request.rows > cap:
-                take = min(take, cap - size)
+                take = take // cap * cap if self.whole and not size and take > cap else min(take, cap - size)
             elif size + take > cap:
                 break
             members.append(request.index)

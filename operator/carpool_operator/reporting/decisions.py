@@ -148,7 +148,8 @@ class Reporter:
         if target is None:
             return
         last, where = self._last, _where(target)
-        said = last is not None and (last.action, last.reason, last.model, last.target) == ("Held", reason, model, where)
+        held = None if last is None else (last.action, last.reason, last.model, last.target)
+        said = held == ("Held", reason, model, where)
         # What was reported may be over although no other reason lasts: two that alternate replace it as well.
         over = self._state.for_long(None if said else last, view.now)
         if said or reason == Reason.RECOMMEND_ONLY or (last is not None and not over):

@@ -12,9 +12,12 @@ from msgspec.structs import astuple, replace
 
 from carpool.batching.batcher import Batcher
 from carpool.batching.queue_set import QueueSet
+from carpool.forecasting import replay
 from carpool.forecasting.forecast import Forecast, Load, forecast, glance
 from carpool.forecasting.forecaster import Forecaster, Situation
+from carpool.forecasting.recursion import Run
 from carpool.forecasting.replay import assigned
+from carpool.forecasting.sampling import draws
 from carpool.learning.arrivals import Gamma, Poisson, first
 from carpool.learning.batchable_share import groups
 from carpool.learning.latency_model import ServiceTime
@@ -268,3 +271,26 @@ def test_keys_and_lengths_together_make_smaller_batches_than_either():
         ]
     }
     assert sizes["both"] < min(sizes["keys"], sizes["lengths"]) < sizes["neither"]
+
+
+@pytest.mark.parametrize(("flights", "concurrency"), [(1, 1), (2, 1), (2, 2), (4, 3)])
+@pytest.mark.parametrize("more", [{}, {"shed": True}])
+@pytest.mark.parametrize("rate", [60.0, 200.0])
+def test_requests_of_many_batches_are_played_as_one_batch_with_about_the_same_outcome(
+    monkeypatch, flights, concurrency, more, rate
+):
+    service = ServiceTime.measured({1: 0.0021, 16: 0.0036}, executors=concurrency, noise=0.1)
+    rows = [650 if number % 20 == 7 else 1 for number in range(4000)]
+    load, point = Load(times(rate)[:4000], rows, draws=draws(0.1)), parameters(16, 0.005, flights)
+    exact = forecast(load, service, point, 1.0, **more)
+    sent = []
+    batch = Run.batch
+    monkeypatch.setattr(Run, "batch", lambda *args: sent.append(1) or batch(*args))
+    monkeypatch.setattr(replay, "MOST", 1000)
+    found = forecast(load, service, point, 1.0, **more)
+    assert len(sent) < 4300, "one by one there are 8,200 batches for the large requests alone"
+    for field in ("device_time", "utilization", "mean_batch"):
+        assert getattr(found, field) == pytest.approx(getattr(exact, field), rel=0.04), field
+    for field in ("mean", "p99"):
+        assert getattr(found, field) == pytest.approx(getattr(exact, field), rel=0.1), field
+    assert found.miss_fraction == pytest.approx(exact.miss_fraction, abs=0.01)
