@@ -55,7 +55,7 @@ MOST = 64
 """Rows of a batch at most, as by default."""
 
 GOAL, LIMIT = 0.97, 0.95
-"""Of what the best rule holds: what is wanted, and what may not get worse. ``two cliffs`` misses the goal."""
+"""Of what the best rule holds: what is wanted, and what may not get worse. docs/benchmarks.md has what misses them."""
 
 
 class World(NamedTuple):

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 import worlds
 from proof.rows import CARPOOL
@@ -40,3 +43,34 @@ def test_carpool_is_judged_by_the_best_rule_of_each_world():
 
 def test_a_world_in_which_no_rule_holds_anything_judges_nobody():
     assert worlds.show([row(CARPOOL, 0.0, 0.0), row("greedy", 0.0, 0.0)])[1] == 1.0
+
+
+@pytest.fixture(scope="module")
+def shares():
+    """What each contender holds in each world by the record, over what the best rule does."""
+    rows = msgspec.json.decode(worlds.RESULTS.read_bytes(), type=worlds.Results).rows
+    best = {
+        name: max(each.highest for each in rows if each.world == name and each.contender != CARPOOL)
+        for name in worlds.WORLDS
+    }
+    return {(each.world, each.contender): each.highest / best[each.world] for each in rows}
+
+
+def test_the_page_has_the_figures_of_the_record(shares):
+    page = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+    text = " ".join(page.read_text().split("\n## Worlds\n")[1].split("\n## ")[0].split())
+    ours = {name: shares[name, CARPOOL] for name in worlds.WORLDS}
+    reached = sum(share >= worlds.GOAL for share in ours.values())
+    below = [name for name, share in ours.items() if share < worlds.LIMIT]
+    assert f"reaches it in {reached} of the {len(ours)}." in text
+    named = " and ".join(f"`{name}`" for name in below)
+    assert (f"With the present results it fails, because of {named}." in text) == bool(below)
+    assert f"Carpool serves {ours['tight']:.2f} times the load of the best rule" in text
+    assert f"(`noisy`), it serves {100 * ours['noisy']:.1f} %" in text
+    assert ours["cliff"] == pytest.approx(1.0, abs=0.005)
+    assert f"and {100 * ours['two cliffs']:.1f} % at two cliffs" in text
+    assert f"(`early cliff`), it serves {100 * ours['early cliff']:.1f} %" in text
+    assert f"Zero wait loses {100 - 100 * shares['cliff', 'greedy']:.0f} % of the load at a cliff" in text
+    assert f"half the SLO loses {100 - 100 * shares['noisy', 'half-slo']:.0f} % where" in text
+    # What misses the goal is on the page by its name.
+    assert all(name in text for name, share in ours.items() if share < worlds.GOAL)
