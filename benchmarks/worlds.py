@@ -5,7 +5,8 @@ rules know the true batch latency. Two figures are compared: the highest load at
 the SLO, and the device time per request at half of the capacity, over several seeds: where latency varies, one burst of
 misses decides a single one. Virtual time, seeded: the same on every machine.
 
-Exit codes: 0, in every world Carpool's highest load is at least ``LIMIT`` of the best rule's; 1, in one it is not.
+Exit codes: 0, in every world Carpool's highest load is at least ``LIMIT`` of the best rule's; 1, in one it is not;
+2, there is no rule to compare it with.
 """
 
 from __future__ import annotations
@@ -214,13 +215,13 @@ def play(name: str, contender_name: str, seed: int) -> list[Tally]:
     return [tally(outcome.summary(SECONDS * part + SETTLING, SECONDS * (part + 1))) for part in range(len(LOADS))]
 
 
-def show(rows: Sequence[Row]) -> tuple[list[str], float]:
-    """Return a table as Markdown, and the least share of the best rule's highest load."""
+def show(rows: Sequence[Row]) -> tuple[list[str], float | None]:
+    """Return a table as Markdown, and the least share of the best rule's highest load; ``None``: no rule has one."""
     lines = [
         "| world | highest load: Carpool | best rule | zero wait | device time at half load: Carpool | best rule |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    least = 1.0
+    shares = []
     for name, world in WORLDS.items():
         here = {row.contender: row for row in rows if row.world == name}
         if CARPOOL not in here or len(here) < 2:
@@ -229,17 +230,25 @@ def show(rows: Sequence[Row]) -> tuple[list[str], float]:
         best = max(here.values(), key=lambda row: row.highest)
         thrifty = min((row for row in here.values() if row.device_time), key=lambda row: row.device_time, default=None)
         if best.highest:
-            least = min(least, mine.highest / best.highest)
+            shares.append(mine.highest / best.highest)
         zero = f"{here['greedy'].highest:.1%}" if "greedy" in here else "-"
         other = f"{thrifty.device_time:.3g} ms ({thrifty.contender})" if thrifty is not None else "-"
         own = f"{mine.device_time:.3g} ms" if mine.device_time else "-"
         loads = f"{mine.highest:.1%} | {best.highest:.1%} ({best.contender}) | {zero}"
         lines.append(f"| {name}: {world.why} | {loads} | {own} | {other} |")
-    return lines, least
+    return lines, min(shares, default=None)
 
 
-def main() -> int:
-    """Play what was asked for."""
+def judge(least: float | None) -> int:
+    """Print what Carpool holds of the best rule's highest load; returns the exit code."""
+    if least is None:
+        print("\nno verdict: no rule holds any load here; name other rules with --contender", file=sys.stderr)
+        return 2
+    print(f"\nCarpool holds at least {least:.1%} of what the best rule holds (goal {GOAL:.0%})")
+    return 0 if least >= LIMIT else 1
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", action="append", choices=[*WORLDS], help="only this one; may be given again")
     parser.add_argument("--contender", action="append", choices=[*CONTENDERS], help="only this one, beside Carpool")
@@ -247,6 +256,14 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="only Carpool, and what no results are kept of")
     parser.add_argument("--table", action="store_true", help="only print the table of the results kept")
     options = parser.parse_args()
+    if options.again and options.seed:
+        parser.error("--again: the results kept are of all seeds; leave --seed or --again out")
+    return options
+
+
+def main() -> int:
+    """Play what was asked for."""
+    options = _options()
     seeds = tuple(options.seed or SEEDS)
     if options.table:
         print(*show(msgspec.json.decode(RESULTS.read_bytes(), type=Results).rows)[0], sep="\n")
@@ -254,7 +271,7 @@ def main() -> int:
     compiled.start_again()
     before = msgspec.json.decode(RESULTS.read_bytes(), type=Results).rows if options.again else []
     kept = {(row.world, row.contender) for row in before if row.contender != CARPOOL}
-    names = [CARPOOL, *(options.contender or (name for name in CONTENDERS if name != CARPOOL))]
+    names = dict.fromkeys([CARPOOL, *(options.contender or CONTENDERS)])
     pairs = product(options.world or WORLDS, names)
     tasks = [(world, name, seeds) for world, name in pairs if (world, name) not in kept]
     rows: list[Row] = []
@@ -268,11 +285,10 @@ def main() -> int:
     rows.sort(key=lambda row: ([*WORLDS].index(row.world), row.contender))
     lines, least = show(rows)
     print(*lines, sep="\n")
-    print(f"\nCarpool holds at least {least:.1%} of what the best rule holds (goal {GOAL:.0%})")
     if not (options.world or options.contender or options.seed):
         results = Results(measured, today(), machine(), rows)
         RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-    return 0 if least >= LIMIT else 1
+    return judge(least)
 
 
 if __name__ == "__main__":

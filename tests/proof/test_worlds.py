@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -41,8 +42,25 @@ def test_carpool_is_judged_by_the_best_rule_of_each_world():
     )
 
 
-def test_a_world_in_which_no_rule_holds_anything_judges_nobody():
-    assert worlds.show([row(CARPOOL, 0.0, 0.0), row("greedy", 0.0, 0.0)])[1] == 1.0
+@pytest.mark.parametrize("others", [[], [row("greedy", 0.0, 0.0)]], ids=["no rule", "a rule that holds nothing"])
+def test_without_a_rule_to_compare_with_there_is_no_verdict(others, capsys):
+    least = worlds.show([row(CARPOOL, 0.9, 0.0), *others])[1]
+    assert least is None
+    assert worlds.judge(least) == 2
+    assert "--contender" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("least", "code"), [(1.1, 0), (0.95, 0), (0.94, 1)])
+def test_the_worst_world_decides(least, code, capsys):
+    assert worlds.judge(least) == code
+    assert f"at least {least:.1%}" in capsys.readouterr().out
+
+
+def test_carpool_alone_with_one_seed_is_not_compared_with_rules_of_all_seeds(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["worlds.py", "--again", "--seed", "7"])
+    with pytest.raises(SystemExit):
+        worlds._options()
+    assert "leave --seed or --again out" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
