@@ -109,8 +109,8 @@ generation: $(STAMP) ## The gate for token streams against fixed caps and other 
 engine: $(STAMP) ## The gate before a real engine (OpenVINO on a CPU), against fixed caps and none (five minutes)
 	$(BIN)/python benchmarks/engine.py --write
 
-oracle: $(STAMP) ## Search the whole grid again for what the proof compares with (an hour)
-	PYTHONPATH=benchmarks $(BIN)/python -m proof.oracle
+oracle: $(STAMP) ## Search the whole grid again for what the proof compares with (an hour); SCENARIO=tiles-32 for one
+	PYTHONPATH=benchmarks $(BIN)/python -m proof.oracle $(if $(SCENARIO),--only $(SCENARIO),--anew)
 
 peers: $(STAMP) ## Real engines before the same model, Carpool among them (an hour); ENGINE=mosec for one
 	$(BIN)/python benchmarks/peers $(or $(ENGINE),--all)

@@ -95,7 +95,8 @@ def forget(unused: float = UNUSED) -> None:
 def _path(name: str, scenario: Scenario, seed: int) -> Path:
     profile = (PROFILES / f"{scenario.profile}.json").read_bytes()
     parts = [name.encode(), str(seed).encode(), repr(replace(scenario, why="")).encode(), profile, _sources()]
-    parts.append(msgspec.json.encode(oracle.known()[scenario.name]))
+    # The points, whenever they were searched.
+    parts.append(msgspec.json.encode(replace(oracle.known()[scenario.name], commit="", date="")))
     if isinstance(scenario.arrivals, Trace):
         parts.append(repr(recording()).encode())
     return FOLDER / f"{hashlib.sha256(_SEPARATOR.join(parts)).hexdigest()[:32]}.msgpack"

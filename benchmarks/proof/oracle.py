@@ -128,7 +128,7 @@ class Level(Struct, frozen=True):
     points: tuple[Point, ...]
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, omit_defaults=True):
     """What is known of a scenario."""
 
     scenario: str
@@ -137,6 +137,9 @@ class Entry(Struct, frozen=True):
     capacity: float
     """Highest load with at most 1 % of misses, requests per second over all replicas."""
     levels: tuple[Level, ...] = ()
+    commit: str = ""
+    """The commit that searched it, and when; empty: searched before this was recorded."""
+    date: str = ""
 
     def level(self, rate: float, device: float = 1.0) -> Level:
         """Return the nearest load that points are known for."""
@@ -149,7 +152,7 @@ class Entry(Struct, frozen=True):
 
 
 class Results(Struct, frozen=True):
-    """A run, as it is kept."""
+    """What is kept. All but the entries is of the last run that searched something."""
 
     suite: str
     commit: str
@@ -157,7 +160,6 @@ class Results(Struct, frozen=True):
     machine: Machine
     command: str
     cpu_seconds: float
-    """Of the last run, which need not have been a whole one."""
     entries: tuple[Entry, ...]
 
 
@@ -175,7 +177,9 @@ def known() -> dict[str, Entry]:
     for scenario in load_all():
         entry = entries.get(scenario.name)
         if entry is None or entry.hash != own_hash(scenario):
-            raise OutdatedError(f"{RESULTS.name} does not know {scenario.name} as it is now: make oracle")
+            raise OutdatedError(
+                f"{RESULTS.name} does not know {scenario.name} as it is now: make oracle SCENARIO={scenario.name}"
+            )
     return entries
 
 
@@ -479,45 +483,47 @@ def find(scenario: Scenario, entry: Entry | None, *, levels: bool) -> tuple[Entr
 
 
 def main() -> None:
-    """Find what is not known yet, and keep it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", metavar="NAME", help="these scenarios, whether known or not")
-    parser.add_argument("--anew", action="store_true", help="all scenarios, whether known or not")
-    parser.add_argument("--capacities", action="store_true", help="no levels yet")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
-    arguments = parser.parse_args()
-    measured, spent = commit(), 0.0
+    """Search what is not known yet, and keep it."""
     scenarios = {scenario.name: scenario for scenario in load_all()}
-    entries = {entry.scenario: entry for entry in _kept() if entry.scenario in scenarios}
-    anew = set(arguments.only or (scenarios if arguments.anew else ()))
+    arguments = _arguments(list(scenarios))
     for name, scenario in scenarios.items():
         if (missing := scenario.missing()) is not None:
             print(f"{name}: left out: {missing}")
-    playable = [scenario for scenario in scenarios.values() if scenario.missing() is None]
+    measured, spent = commit(), 0.0
+    entries = {entry.scenario: entry for entry in _kept() if entry.scenario in scenarios}
+    names = arguments.only or list(scenarios)
+    playable = [scenario for name, scenario in scenarios.items() if name in names and scenario.missing() is None]
     playable.sort(key=lambda scenario: not is_exact(scenario))  # the quick ones first
+    known = {} if arguments.only or arguments.anew else dict(entries)
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        futures = [
-            pool.submit(
-                find,
-                scenario,
-                None if scenario.name in anew else entries.get(scenario.name),
-                levels=not arguments.capacities,
-            )
-            for scenario in playable
-            if not arguments.only or scenario.name in anew
-        ]
+        futures = [pool.submit(find, each, known.get(each.name), levels=not arguments.capacities) for each in playable]
         for number, future in enumerate(as_completed(futures), 1):
             entry, seconds = future.result()
-            spent += seconds
-            entries[entry.scenario] = entry
             print(f"{number}/{len(futures)} {entry.scenario}: {entry.capacity:.4g}/s, {seconds:.1f} CPU s", flush=True)
-            command = " ".join(["python -m proof.oracle", *sys.argv[1:]])
-            results = Results(
-                suite_hash(), measured, today(), machine(), command, round(spent, 1),
-                tuple(entries[name] for name in sorted(entries)),
-            )  # fmt: skip
-            RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+            if entry == known.get(entry.scenario):
+                continue
+            spent += seconds
+            entries[entry.scenario] = replace(entry, commit=measured, date=today())
+            _keep(entries, measured, spent)
     print(f"{len(entries)} scenarios in {RESULTS}, {spent:.0f} CPU s")
+
+
+def _arguments(names: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--only", action="append", choices=names, metavar="NAME", help="this scenario, whether known or not"
+    )
+    parser.add_argument("--anew", action="store_true", help="all scenarios, whether known or not")
+    parser.add_argument("--capacities", action="store_true", help="no levels yet")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    return parser.parse_args()
+
+
+def _keep(entries: dict[str, Entry], measured: str, spent: float) -> None:
+    command = " ".join(["python -m proof.oracle", *sys.argv[1:]])
+    kept = tuple(entries[name] for name in sorted(entries))
+    results = Results(suite_hash(), measured, today(), machine(), command, round(spent, 1), kept)
+    RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
 
 
 if __name__ == "__main__":

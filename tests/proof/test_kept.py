@@ -64,6 +64,8 @@ def test_a_row_is_played_again_when_anything_that_decides_it_changes(played, pla
     with monkeypatch.context() as other:
         other.setattr(oracle, "known", lambda: {"tiny": replace(entry, capacity=500.0)})
         kept.contend(SCENARIO, played[0], "greedy", SEED)
+        other.setattr(oracle, "known", lambda: {"tiny": replace(entry, commit="c0ffee", date="2026-11-29")})
+        kept.contend(SCENARIO, played[0], "greedy", SEED)
     assert len(plays) == 5
     monkeypatch.setattr(kept, "_sources", lambda: b"another Batcher")
     kept.contend(SCENARIO, played[0], "greedy", SEED)

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from concurrent.futures import Future
+
+import msgspec
 import pytest
+from evidence import machine
 from msgspec.structs import replace
 from proof import oracle
 from proof import scenario as suite
 from proof.oracle import Bench, Entry, Level, OutdatedError, Point, find_capacity, find_level
+from proof.scenario import HERE
 from proof.world import Stretch, play
 
 from carpool.simulation.simulator import Noise
@@ -166,6 +174,92 @@ def test_the_oracle_has_each_stretchs_point_in_force_from_its_begin(monkeypatch)
 def test_an_outdated_file_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(oracle, "RESULTS", tmp_path / "none.json")
     oracle.known.cache_clear()
-    with pytest.raises(OutdatedError, match="make oracle"):
+    with pytest.raises(OutdatedError, match="make oracle SCENARIO="):
         oracle.known()
     oracle.known.cache_clear()
+
+
+class AtOnce:
+    """A pool whose work is done when it is submitted."""
+
+    def __init__(self, jobs):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, work, *arguments, **options):
+        future = Future()
+        future.set_result(work(*arguments, **options))
+        return future
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """The command with two scenarios, the first of them known; a search finds a capacity of 2.0 and no levels."""
+    scenarios = [replace(POISSON, name=name) for name in ("old", "new")]
+    monkeypatch.setattr(oracle, "load_all", lambda: scenarios)
+    monkeypatch.setattr(oracle, "own_hash", lambda scenario: "hash")
+    monkeypatch.setattr(oracle, "suite_hash", lambda: "suite")
+    monkeypatch.setattr(oracle, "find_capacity", lambda scenario: 2.0)
+    monkeypatch.setattr(oracle, "wanted", lambda scenario: [])
+    monkeypatch.setattr(oracle, "commit", lambda: "now")
+    monkeypatch.setattr(oracle, "ProcessPoolExecutor", AtOnce)
+    monkeypatch.setattr(oracle, "RESULTS", tmp_path / "oracle.json")
+    # As it was written before entries had stamps.
+    entry = {"scenario": "old", "hash": "hash", "capacity": 1.0, "levels": []}
+    fields = {"suite": "suite", "commit": "then", "date": "2026", "command": "x", "cpu_seconds": 9.0}
+    oracle.RESULTS.write_text(json.dumps({**fields, "machine": msgspec.to_builtins(machine()), "entries": [entry]}))
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["oracle", *arguments])
+        oracle.main()
+        kept = msgspec.json.decode(oracle.RESULTS.read_bytes(), type=oracle.Results)
+        return kept, {entry.scenario: (entry.capacity, entry.commit) for entry in kept.entries}
+
+    return run
+
+
+def test_what_is_known_keeps_its_commit_and_what_is_searched_gets_one(command):
+    kept, entries = command()
+    assert entries == {"old": (1.0, ""), "new": (2.0, "now")}
+    assert kept.commit == "now"
+
+
+def test_a_run_that_searches_nothing_changes_nothing(command):
+    command()
+    before = oracle.RESULTS.read_bytes()
+    command()
+    assert oracle.RESULTS.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--anew"], {"old": (2.0, "now"), "new": (2.0, "now")}),
+        (["--only", "old"], {"old": (2.0, "now")}),
+    ],
+)
+def test_what_is_asked_for_is_searched_again(command, arguments, expected):
+    assert command(*arguments)[1] == expected
+
+
+def test_an_unknown_name_is_an_error_with_those_that_are_known(command, capsys):
+    with pytest.raises(SystemExit):
+        command("--only", "odl")
+    assert "'odl' (choose from " in (said := capsys.readouterr().err)
+    assert "old" in said
+
+
+def test_make_oracle_searches_everything_or_one_scenario():
+    def command_of(*arguments):
+        return subprocess.run(  # noqa: S603 - our own command
+            ["make", "--just-print", "--assume-old=.venv/.installed", "oracle", *arguments],  # noqa: S607 - the one on PATH
+            cwd=HERE.parent, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    assert "proof.oracle --anew\n" in command_of()
+    assert "proof.oracle --only tiles-32\n" in command_of("SCENARIO=tiles-32")
