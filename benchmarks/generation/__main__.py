@@ -3,6 +3,8 @@
 Every scenario of `scenarios.json` is played with two seeds. The second seed was never used to tune anything. Equal
 seeds give equal figures on every machine. Figures, limits and the picture: `docs/generation-figures.md`.
 
+Rows are stored in `~/.cache/carpool` under a digest of code and data, so an interrupted run goes on where it was.
+
 Nineteen in twenty plays are of other rules than the gate. If only the gate changed, `--gate` keeps their results. It
 plays the best cap of each row again, and fails if that result is different now. Every rule plays new scenarios.
 
@@ -15,6 +17,7 @@ import argparse
 import shlex
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -24,20 +27,24 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `python benchmarks/generat
 
 import click
 import msgspec
-from evidence import Figure, Machine, commit, limits, machine, today
+from evidence import CACHE, Figure, Machine, commit, limits, machine, today
 from msgspec import Struct
+from msgspec.structs import replace
+from proof import kept
 
 from generation import report
 from generation.figures import Row, again, row
-from generation.world import OWN, build, scenarios
+from generation.world import OWN, PROFILES, build, recording, scenarios
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from concurrent.futures import Executor
 
-    from generation.world import Scenario
+    from generation.world import Scenario, World
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "generation.json"
+FOLDER = CACHE / "generation"
 
 SEEDS = (1, 11)
 """The first was used while the gate was written, the second only here."""
@@ -63,7 +70,7 @@ def main() -> int:
     options = _options()
     if options.report or options.check_report:
         record = msgspec.json.decode(RESULTS.read_bytes(), type=Record)
-        record = msgspec.structs.replace(record, figures=summary(scenarios(), record.rows))
+        record = replace(record, figures=summary(scenarios(), record.rows))
         if not options.check_report:
             _keep(record)
         return report.main(record, check=options.check_report)
@@ -86,20 +93,18 @@ def main() -> int:
 
 def _played(options: argparse.Namespace) -> Record:
     """Play every rule."""
-    wanted = [each for each in scenarios() if _named(each, QUICK if options.quick else options.scenario)]
+    names = QUICK if options.quick else options.scenario
+    wanted = [each for each in scenarios() if not names or each.name in names]
     measured = commit()
-    rows = [] if options.anew or not options.write else _kept(measured)
-    done = {(each.scenario, each.seed) for each in rows}
     worlds = [build(scenario, seed) for scenario in wanted for seed in options.seed or SEEDS]
     # The shortest first, so that an interrupted run has many.
     worlds.sort(key=lambda world: world.capacity.rate * world.scenario.seconds)
+    kept.forget(folder=FOLDER)
+    if options.anew:
+        for world in worlds:
+            _path(world).unlink(missing_ok=True)
     with ProcessPoolExecutor() as pool:
-        for found in pool.map(row, [each for each in worlds if (each.scenario.name, each.seed) not in done]):
-            _print(found)
-            rows.append(found)
-            if options.write:
-                _keep(_record(measured, rows, figures=[]))
-    return _record(measured, rows)
+        return _record(measured, list(_printed(_rows(pool, worlds))))
 
 
 def _gate_again() -> Record:
@@ -107,31 +112,42 @@ def _gate_again() -> Record:
     measured, before = commit(), msgspec.json.decode(RESULTS.read_bytes(), type=Record)
     by_name = {scenario.name: scenario for scenario in scenarios()}
     worlds = [build(by_name[each.scenario], each.seed) for each in before.rows]
-    kept = {(each.scenario, each.seed) for each in before.rows}
-    missing = [build(each, seed) for each in by_name.values() for seed in SEEDS if (each.name, seed) not in kept]
-    rows = []
+    there = {(each.scenario, each.seed) for each in before.rows}
+    missing = [build(each, seed) for each in by_name.values() for seed in SEEDS if (each.name, seed) not in there]
     with ProcessPoolExecutor() as pool:
-        for found in chain(pool.map(again, worlds, before.rows), pool.map(row, missing)):
-            _print(found)
-            rows.append(found)
+        rows = list(_printed(chain(pool.map(again, worlds, before.rows), _rows(pool, missing))))
     return _record(measured, rows, others=before.others or before.commit)
 
 
-def _kept(measured: str) -> list[Row]:
-    """Return what an interrupted run of the same commit has played already."""
-    if not RESULTS.exists():
-        return []
-    record = msgspec.json.decode(RESULTS.read_bytes(), type=Record)
-    return record.rows if record.commit == measured and not record.others else []
+def _rows(pool: Executor, worlds: Sequence[World]) -> Iterator[Row]:
+    """Return the row of each world, as it is stored, or played by every rule."""
+    return pool.map(_row, worlds, map(_path, worlds))
 
 
-def _record(measured: str, rows: list[Row], *, others: str = "", figures: list[Figure] | None = None) -> Record:
-    found = summary(scenarios(), rows) if figures is None else figures
-    return Record(measured, today(), machine(), shlex.join(["python", *sys.argv]), found, rows, others)
+def _row(world: World, path: Path) -> Row:
+    return kept.stored(path, Row, partial(row, world))
+
+
+def _path(world: World) -> Path:
+    """Return where a row is stored: under a digest of all that it follows from."""
+    profile = (PROFILES / f"{world.scenario.profile}.json").read_bytes()
+    scenario = repr(replace(world.scenario, why="")).encode()
+    return FOLDER / kept.file_name(str(world.seed).encode(), scenario, profile, _everywhere())
+
+
+@lru_cache(maxsize=1)
+def _everywhere() -> bytes:
+    """Return what affects every row: code, and the recorded requests."""
+    return kept.sources("generation.figures", "generation.world") + repr(recording()).encode()
+
+
+def _record(measured: str, rows: list[Row], *, others: str = "") -> Record:
+    command = shlex.join(["python", *sys.argv])
+    return Record(measured, today(), machine(), command, summary(scenarios(), rows), rows, others)
 
 
 def _keep(record: Record) -> None:
-    """Write what was played so far."""
+    """Write a whole run."""
     RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
 
@@ -217,32 +233,32 @@ def _long_prompts_beside(scenario: Scenario) -> bool:
     return flood is not None and flood.prompt_tokens is not None and flood.tenant != OWN
 
 
-def _named(scenario: Scenario, names: Sequence[str] | None) -> bool:
-    return not names or scenario.name in names
-
-
-def _print(found: Row) -> None:
-    ours, best = found.rules["carpool"], found.rules["best cap"]
-    print(
-        f"{found.scenario}, seed {found.seed}: {ours.goodput:.2f}/s good of {found.offered:.2f}/s; "
-        f"best cap {found.cap}: {best.goodput:.2f}/s; share {found.share:.3f}; {ours.preemptions} preemptions",
-        flush=True,
-    )
+def _printed(rows: Iterable[Row]) -> Iterator[Row]:
+    for found in rows:
+        ours, best = found.rules["carpool"], found.rules["best cap"]
+        print(
+            f"{found.scenario}, seed {found.seed}: {ours.goodput:.2f}/s good of {found.offered:.2f}/s; "
+            f"best cap {found.cap}: {best.goodput:.2f}/s; share {found.share:.3f}; {ours.preemptions} preemptions",
+            flush=True,
+        )
+        yield found
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    names = [scenario.name for scenario in scenarios()]
     parser.add_argument("--quick", action="store_true", help="two scenarios only")
-    parser.add_argument("--scenario", action="append", help="these only")
+    parser.add_argument("--scenario", action="append", choices=names, metavar="NAME", help="this only; may be repeated")
     parser.add_argument("--seed", action="append", type=int, help="instead of 1 and 11")
     parser.add_argument("--write", action="store_true", help="keep the results, and write the page and the picture")
-    parser.add_argument(
-        "--anew", action="store_true", help="play again what an interrupted run of this commit has kept"
-    )
+    parser.add_argument("--anew", action="store_true", help="play again what is stored")
     parser.add_argument("--gate", action="store_true", help="play the gate alone, and keep what other rules did before")
     parser.add_argument("--report", action="store_true", help="only write the page and the picture from kept results")
     parser.add_argument("--check-report", action="store_true", help="only say whether the page is up to date")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if (options.write or options.gate) and (options.quick or options.scenario or options.seed):
+        parser.error("--write and --gate keep whole runs only: leave out --quick, --scenario and --seed")
+    return options
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from proof.experiments import Reference, Rows
 from proof.scenario import HERE, PROFILES, Trace, recording
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from proof.scenario import Scenario
 
@@ -34,7 +34,9 @@ FOLDER = CACHE / "proof"
 MODULES = ("proof.world", "proof.rivals", "proof.oracle", "proof.courses", "proof.measures", "proof.rows")
 """From whose imports all that decides a row is reached, but for what is in ``ALSO``."""
 
-ALSO = (Path(experiments.__file__), HERE.parent / "constraints.txt")
+CONSTRAINTS = HERE.parent / "constraints.txt"
+
+ALSO = (Path(experiments.__file__), CONSTRAINTS)
 """What puts contenders through their courses, whose own imports are of Carpool's tuner too; and what is installed."""
 
 ROOTS = (HERE, *(HERE.parent / part for part in ("core", "sidecar", "cli", "operator")))
@@ -47,13 +49,13 @@ Played = TypeVar("Played")
 
 def refer(scenario: Scenario, seed: int) -> Reference:
     """Return the stored result of ``experiments.refer``, or play it."""
-    return _kept(Reference, rows.ORACLE, scenario, seed, partial(experiments.refer, scenario, seed))
+    return stored(_path(rows.ORACLE, scenario, seed), Reference, partial(experiments.refer, scenario, seed))
 
 
 def contend(scenario: Scenario, reference: Reference, name: str, seed: int) -> Rows:
     """Return the stored result of ``experiments.contend``, or play it; Carpool changes and is always played."""
     play = partial(experiments.contend, scenario, reference, name, seed)
-    return play() if name == rows.CARPOOL else _kept(Rows, name, scenario, seed, play)
+    return play() if name == rows.CARPOOL else stored(_path(name, scenario, seed), Rows, play)
 
 
 def has(name: str, scenario: Scenario, seed: int) -> bool:
@@ -61,12 +63,11 @@ def has(name: str, scenario: Scenario, seed: int) -> bool:
     return name != rows.CARPOOL and _path(name, scenario, seed).exists()
 
 
-def _kept(kind: type[Played], name: str, scenario: Scenario, seed: int, play: Callable[[], Played]) -> Played:
-    """Return what ``name`` came to in a scenario before, or what it comes to now, and keep that.
+def stored(path: Path, kind: type[Played], play: Callable[[], Played]) -> Played:
+    """Return what a file has, or play it and write it there.
 
     A file that can't be read or written is none: then it is played.
     """
-    path = _path(name, scenario, seed)
     with suppress(OSError, msgspec.DecodeError):
         found = msgspec.msgpack.decode(path.read_bytes(), type=kind)
         with suppress(OSError):  # somebody else's, to read only
@@ -75,7 +76,7 @@ def _kept(kind: type[Played], name: str, scenario: Scenario, seed: int, play: Ca
     played = play()
     beside = path.with_suffix(f".{os.getpid()}")
     try:
-        FOLDER.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_bytes(msgspec.msgpack.encode(played))
         beside.replace(path)
     except OSError:
@@ -84,9 +85,9 @@ def _kept(kind: type[Played], name: str, scenario: Scenario, seed: int, play: Ca
     return played
 
 
-def forget(unused: float = UNUSED) -> None:
+def forget(unused: float = UNUSED, folder: Path | None = None) -> None:
     """Delete what was not asked for in so many seconds, as far as it may be; another run may do so as well."""
-    for path in FOLDER.glob("*"):
+    for path in (folder or FOLDER).glob("*"):
         with suppress(OSError):
             if path.stat().st_mtime <= time.time() - unused:
                 path.unlink()
@@ -99,13 +100,23 @@ def _path(name: str, scenario: Scenario, seed: int) -> Path:
     parts.append(msgspec.json.encode(replace(oracle.known()[scenario.name], commit="", date="")))
     if isinstance(scenario.arrivals, Trace):
         parts.append(repr(recording()).encode())
-    return FOLDER / f"{hashlib.sha256(_SEPARATOR.join(parts)).hexdigest()[:32]}.msgpack"
+    return FOLDER / file_name(*parts)
+
+
+def file_name(*parts: bytes) -> str:
+    """Name a file by all that its content follows from."""
+    return f"{hashlib.sha256(_SEPARATOR.join(parts)).hexdigest()[:32]}.msgpack"
 
 
 @lru_cache(maxsize=1)
 def _sources() -> bytes:
     """Return all code that affects a row."""
-    return _SEPARATOR.join(path.read_bytes() for path in sorted({*reached(*MODULES), *ALSO}))
+    return sources(*MODULES, also=ALSO)
+
+
+def sources(*modules: str, also: Iterable[Path] = (CONSTRAINTS,)) -> bytes:
+    """Return the code of modules and of what they import, and files beside."""
+    return _SEPARATOR.join(path.read_bytes() for path in sorted({*reached(*modules), *also}))
 
 
 def reached(*modules: str) -> set[Path]:
