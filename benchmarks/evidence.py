@@ -80,7 +80,7 @@ class Machine(Struct, frozen=True):
     python: str
 
 
-class Results(Struct, frozen=True):
+class Results(Struct, frozen=True, omit_defaults=True):
     """A run, as it is kept."""
 
     commit: str
@@ -89,6 +89,8 @@ class Results(Struct, frozen=True):
     command: str
     figures: list[Figure]
     skipped: dict[str, str]
+    compiled: bool | None = None
+    """Whether the machine code of the wheel was measured; ``None``: not recorded."""
 
 
 def limits(path: Path) -> dict[str, Limit]:

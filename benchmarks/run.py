@@ -1,7 +1,8 @@
 """`make bench`: what Carpool costs, against reviewed limits (`limits.json`); figures land in `results/bench.json`.
 
 Every cost is the least of many short trials, taken in turn with what it is compared to, because other work on the
-machine can only add to it. Exit code 1: a figure is beyond its limit.
+machine can only add to it. Exit code 1: a figure is beyond its limit, or the results kept have figures that this run
+lacks; then they stay.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def main() -> int:
         "--results",
         type=Path,
         metavar="FILE",
-        help="where the results go (default: results/bench.json after a whole run, nowhere after a part)",
+        help="where the results go (default: results/bench.json after a whole run of the wheel, otherwise nowhere)",
     )
     parser.add_argument(
         "--interpreted", action="store_true", help="run the checkout as it is, in place of a wheel with machine code"
@@ -65,7 +66,7 @@ def main() -> int:
     if not options.interpreted and not compiled.is_used():
         run_compiled()
     bounds = limits(LIMITS)
-    before, measured = baseline(), commit()
+    before, measured = baseline(RESULTS), commit()
     figures: list[Figure] = []
     skipped: dict[str, str] = {}
     for name in options.names or BENCHMARKS:
@@ -78,31 +79,44 @@ def main() -> int:
     passed = report(figures, bounds, before)
     for name, why in skipped.items():
         print(f"\n*** SKIPPED {name}: {why} ***")
-    target = options.results or (None if options.names else RESULTS)
+    target = options.results or (None if options.names or options.interpreted else RESULTS)
     if target is not None:
-        results = Results(measured, today(), machine(), shlex.join(["python", *sys.argv]), figures, skipped)
-        target.parent.mkdir(exist_ok=True)
-        target.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-        print(f"\nwritten to {target}")
+        command = shlex.join(["python", *sys.argv])
+        results = Results(measured, today(), machine(), command, figures, skipped, compiled.is_used())
+        passed = keep(results, bounds, target) and passed
     return 0 if passed else 1
 
 
+def keep(results: Results, bounds: dict[str, Limit], target: Path) -> bool:
+    """Write a run and return whether that was done: a file that has more figures stays as it is."""
+    lost = sorted((baseline(target).keys() & bounds.keys()) - {figure.name for figure in results.figures})
+    if lost:
+        print(
+            f"\n*** NOT WRITTEN: {target} has figures that this run lacks: {', '.join(lost)}. Install what was "
+            "skipped, or name another file with --results ***"
+        )
+        return False
+    target.parent.mkdir(exist_ok=True)
+    target.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    print(f"\nwritten to {target}")
+    return True
+
+
 def run_compiled() -> None:
-    """Start again with the wheel that users get, where it can be built; limits hold for it."""
+    """Start again with the wheel that users get, for which the limits hold; exit where it can't be built."""
     try:
         folder = str(compiled.wheel())
     except compiled.NotCompiledError as error:
-        print(f"*** NOT COMPILED, and measured against limits of machine code: {error} ***", file=sys.stderr)
-        return
+        sys.exit(f"the wheel is measured, and it can't be built: {error}\n--interpreted measures the checkout instead")
     path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONPATH": path})  # noqa: S606 - no shell is needed
 
 
-def baseline() -> dict[str, float]:
+def baseline(path: Path) -> dict[str, float]:
     """Read what was measured last, where that was kept."""
-    if not RESULTS.exists():
+    if not path.exists():
         return {}
-    return {one.name: one.value for one in msgspec.json.decode(RESULTS.read_bytes(), type=Results).figures}
+    return {one.name: one.value for one in msgspec.json.decode(path.read_bytes(), type=Results).figures}
 
 
 def report(figures: list[Figure], bounds: dict[str, Limit], before: dict[str, float]) -> bool:

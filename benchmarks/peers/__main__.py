@@ -1,4 +1,8 @@
-"""Real engines, and Carpool, in front of the same model: `python benchmarks/peers ENGINE`, or `--all`."""
+"""Real engines, and Carpool, in front of the same model: `python benchmarks/peers ENGINE`, or `--all`.
+
+`benchmarks/results/peers` has runs with the default settings only; others need `--results FOLDER`. Stored results stay
+if a new run fails or lacks some of them; then the exit code is 1.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,14 @@ from evidence import commit, machine, today  # noqa: E402 - see above
 from peers import trials  # noqa: E402
 from peers.engines import ENGINES, Engine, Settings  # noqa: E402
 from peers.environments import NotInstalled, environment, versions  # noqa: E402
-from peers.results import Peer, Setting, Trial, Tried, best, save  # noqa: E402
+from peers.results import Peer, Setting, Trial, Tried, best, save, shortcomings  # noqa: E402
 from peers.running import NotStarted, Running  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+MEASURED_WITH = ("profile", "slo", "rates", "fault_rate", "seconds", "warm_up", "seed")
+"""Options with other figures."""
 
 RESULTS = ROOT / "benchmarks" / "results" / "peers"
 TRIED_SECONDS = 5.0
@@ -37,7 +44,9 @@ WENT_WELL = 0.9
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    made = argparse.ArgumentParser(prog="benchmarks/peers", description=__doc__)
+    made = argparse.ArgumentParser(
+        prog="benchmarks/peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("engine", nargs="*", choices=[[], *ENGINES], help="what to measure", metavar="ENGINE")
     made.add_argument("--all", action="store_true", help=f"all of {', '.join(ENGINES)}")
     made.add_argument("--profile", default="bert-large-384-a100", help="of benchmarks/profiles [%(default)s]")
@@ -186,19 +195,30 @@ class Campaign:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure what was asked for; returns the exit code, 1 when an engine failed."""
+    """Measure what was asked for; returns the exit code, 1 when an engine failed or a run lacks something."""
     told = parser().parse_args(arguments)
     names = list(ENGINES) if told.all else told.engine
     if not names:
         parser().error(f"name an engine, of {', '.join(ENGINES)}, or say --all")
+    others = [f"--{each.replace('_', '-')}" for each in MEASURED_WITH if getattr(told, each) != default(each)]
+    if others and told.results.resolve() == RESULTS:
+        parser().error(f"{', '.join(others)}: {RESULTS} has the default settings only; add --results FOLDER")
     # As by Ctrl-C: whatever was started is ended on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     code = 0
     for name in names:
         peer = Campaign(ENGINES[name], told).run()
-        print(f"written to {save(peer, told.results)}", flush=True)
-        code |= bool(peer.failed)
+        if short := shortcomings(peer, told.results):
+            print(f"{name}: not written, what {told.results} has stays: {', '.join(short)}", flush=True)
+        else:
+            print(f"written to {save(peer, told.results)}", flush=True)
+        code |= bool(peer.failed or short)
     return code
+
+
+def default(option: str) -> object:
+    """Return what an option is if it is not given."""
+    return parser().get_default(option)
 
 
 if __name__ == "__main__":

@@ -126,6 +126,21 @@ def load(path: Path) -> Peer:
     return msgspec.json.decode(path.read_bytes(), type=Peer)
 
 
+def shortcomings(peer: Peer, folder: Path) -> list[str]:
+    """List in what a new run falls short of the stored one: it failed, or lacks settings or points of the grid."""
+    path = folder / f"{peer.engine}.json"
+    if not path.exists():
+        return []
+    before = load(path)
+    there = [each.name for each in peer.settings]
+    played = [each.settings for each in peer.tried if not each.failed]
+    found = [f"it failed ({peer.failed})"] if peer.failed and not before.failed else []
+    found += [f"it lacks {each.name}" for each in before.settings if each.name not in there]
+    return found + [
+        f"it lacks {each.settings}" for each in before.tried if not each.failed and each.settings not in played
+    ]
+
+
 def best(tried: Sequence[Tried]) -> Tried | None:
     """Return the settings to use: of those with the most good answers over all rates, the least device time.
 
