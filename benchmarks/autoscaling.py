@@ -14,6 +14,7 @@ Virtual time, seeded: the same everywhere. Exit code 1: a figure is beyond its l
 
 from __future__ import annotations
 
+import argparse
 import sys
 from functools import partial
 from itertools import pairwise
@@ -281,6 +282,7 @@ def worse(mine: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     """Measure, write, and say what is beyond its limit."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     results: dict[str, Any] = {"capacities": capacities(), **days()}
     document = {
         "date": today(), "commit": commit(), "coldStartSeconds": COLD, "gpuHour": PRICE.hour,

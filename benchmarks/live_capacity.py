@@ -6,11 +6,12 @@ minute is compared with the capacity by the true batch latency. Searches are as 
 0.5 s of CPU, or 1.7 s with bursts. As in the sidecar, batches made of copies measure sizes that the load does not fill,
 within the rows that the sidecar allows itself for them. Servers that compute several batches at once are
 played without first calls, too: a sidecar makes none where a `baseline` is written, or with `passThrough.mode: Never`.
-Virtual time, seeded. Arguments: names of scenarios (default: all). Exit code 1: beyond the limit, with first calls.
+Virtual time, seeded. Exit code 1: beyond the limit, with first calls.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from itertools import count, product
 from random import Random
@@ -131,12 +132,18 @@ def play(name: str, *, first_calls: bool = True) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Measure, write, and say what is beyond the limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "scenario", nargs="*", choices=[[], *SCENARIOS], metavar="SCENARIO",
+        help=f"only these, without keeping the results; of {', '.join(SCENARIOS)}",
+    )  # fmt: skip
+    wanted = parser.parse_args().scenario
     compiled.start_again()
-    names = sys.argv[1:] or list(SCENARIOS)
+    names = wanted or list(SCENARIOS)
     rows = [row for name in names for row in play(name)]
     print("without first calls")
     without = [row for name in names if name in SEVERAL for row in play(name, first_calls=False)]
-    if not sys.argv[1:]:
+    if not wanted:
         document = {
             "date": today(), "commit": commit(), "seconds": SECONDS, "figures": rows, "withoutFirstCalls": without,
         }  # fmt: skip

@@ -7,6 +7,7 @@ CPU is measured. `whole_operator.py` runs the same fleet by the clock. Exit code
 
 from __future__ import annotations
 
+import argparse
 import sys
 from time import process_time
 from typing import TYPE_CHECKING
@@ -49,6 +50,7 @@ class Timed(Controller):
 
 def main() -> int:
     """Measure, print, and keep the results."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     fleets = Fleets(len(LOADS), Timed)
     for _ in range(int(LOOKED / INTERVAL)):
         fleets.once()

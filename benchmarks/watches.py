@@ -1,6 +1,6 @@
 """Cost of following pods in the operator: its own watch compared with kopf's event handler (decision 30).
 
-    python benchmarks/watches.py            # 400 pods, of 8 KB of JSON each; writes results/watches.json
+`python benchmarks/watches.py`: 400 pods, of 8 KB of JSON each; writes results/watches.json.
 
 Each way runs in a process of its own against an API server in memory, lists all pods, and then takes a change of each.
 Both keep the same value of a pod. CPU seconds are those of that process, without its start. Bytes are of a pod as the
@@ -9,6 +9,7 @@ watch keeps it, and as the dictionary that kopf hands on.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import logging
@@ -165,7 +166,7 @@ async def main() -> None:
     for _ in range(2):
         for way in WAYS:
             child = await asyncio.create_subprocess_exec(
-                sys.executable, __file__, way, str(port), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                sys.executable, __file__, "--child", way, str(port), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
             found[way].append(json.loads((await child.communicate())[0]))
     server.cancel()
@@ -181,10 +182,11 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--child", nargs=2, metavar=("WAY", "PORT"), help=argparse.SUPPRESS)
+    if child := parser.parse_args().child:
+        print(json.dumps(measure(child[0], int(child[1]))))
         sys.stdout.flush()
         # The threads wait for the server for ever.
-
         os._exit(0)
     asyncio.run(main())
