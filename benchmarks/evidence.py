@@ -27,7 +27,7 @@ UNUSED = 30 * 86_400.0
 class Limit(Struct, frozen=True):
     """A reviewed bound: ``value`` in ``unit``, which a figure may not pass in the wrong ``direction``; and why.
 
-    ``goal``: what is aimed for, where that is not reached yet and ``value`` only keeps it from getting worse.
+    ``goal``: what is needed, where that is another value; then ``value`` keeps the figure from getting worse.
     """
 
     name: str
