@@ -9,12 +9,14 @@
   each scenario of ``live_capacity.py``. The row in the table has the worst of them.
 - *Savings* of each on that day, as ``carpool savings`` has them.
 
-Virtual time, seeded: the same everywhere. Exit code 1: a figure is beyond its limit, or worse than an HPA's.
+Virtual time, seeded: the same everywhere. Exit code 1: a figure is beyond its limit, or worse than an HPA's. With
+``--check``: the kept results are of other live capacities than those that are kept now.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from functools import partial
 from itertools import pairwise
@@ -193,6 +195,16 @@ def known_live() -> dict[str, Callable[[float], float]]:
     return {name: partial(_between, points) for name, points in means.items()}
 
 
+def live_digest() -> str:
+    """Identify the live capacities that are kept now."""
+    return hashlib.sha256(LIVE.read_bytes()).hexdigest()[:16]
+
+
+def of_other_capacities() -> bool:
+    """Whether the kept results were played with other live capacities; those without a digest are older."""
+    return bool(msgspec.json.decode(RESULTS.read_bytes()).get("liveCapacities") != live_digest())
+
+
 def _between(points: Sequence[tuple[float, float]], at: float) -> float:
     """Return the value at a place between points, or that of the nearest one."""
     for (low, under), (high, over) in pairwise(points):
@@ -282,10 +294,17 @@ def worse(mine: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     """Measure, write, and say what is beyond its limit."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only compare the kept results with the live capacities")
+    if parser.parse_args().check:
+        if of_other_capacities():
+            print(f"{RESULTS.name} was played with other capacities than {LIVE.name} has now: make autoscaling")
+            return 1
+        return 0
+    digest = live_digest()
     results: dict[str, Any] = {"capacities": capacities(), **days()}
     document = {
-        "date": today(), "commit": commit(), "coldStartSeconds": COLD, "gpuHour": PRICE.hour,
+        "date": today(), "commit": commit(), "liveCapacities": digest, "coldStartSeconds": COLD, "gpuHour": PRICE.hour,
         "hoursMore": HOURS_MORE, "missesMore": MISSES_MORE, **results,
     }  # fmt: skip
     RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1) + b"\n")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import autoscaling
 import pytest
@@ -72,3 +74,48 @@ def test_a_capacity_as_known_live_is_the_mean_of_the_seeds_loads_and_lies_betwee
     assert known(0.0) == known(0.3) == pytest.approx(0.5)
     assert known(0.4) == pytest.approx(0.75)
     assert (known(0.5), known(1.5)) == pytest.approx((1.0, 1.0))
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    """Write both records; the fields of the days."""
+    monkeypatch.setattr(autoscaling, "LIVE", tmp_path / "live.json")
+    monkeypatch.setattr(autoscaling, "RESULTS", tmp_path / "days.json")
+    autoscaling.LIVE.write_text('{"figures": []}')
+
+    def write(**fields):
+        autoscaling.RESULTS.write_text(json.dumps(fields))
+
+    return write
+
+
+def check(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["autoscaling.py", "--check"])
+    return autoscaling.main()
+
+
+def test_days_are_of_the_live_capacities_that_are_kept_or_of_others(records, monkeypatch, capsys):
+    records(liveCapacities=autoscaling.live_digest())
+    assert check(monkeypatch) == 0
+    autoscaling.LIVE.write_text('{"figures": [1]}')
+    assert check(monkeypatch) == 1
+    assert "make autoscaling" in capsys.readouterr().out
+
+
+def test_days_without_a_digest_are_older(records, monkeypatch):
+    records(date="2026-11-27")
+    assert check(monkeypatch) == 1
+
+
+def test_what_is_written_has_the_digest_of_what_was_played(records, monkeypatch):
+    monkeypatch.setattr(autoscaling, "capacities", list)
+    monkeypatch.setattr(autoscaling, "days", lambda: {"days": [], "live": [], "savings": []})
+    monkeypatch.setattr(sys, "argv", ["autoscaling.py"])
+    assert autoscaling.main() == 0
+    assert check(monkeypatch) == 0
+
+
+def test_the_page_says_whether_the_days_were_played_with_older_capacities():
+    page = " ".join((Path(__file__).parents[2] / "docs" / "savings.md").read_text().split())
+    said = "the live capacities of 27 November 2026; the ones [above](#scale-by-load) are newer" in page
+    assert said == autoscaling.of_other_capacities(), "after make autoscaling, this sentence goes"
