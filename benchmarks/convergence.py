@@ -1,10 +1,10 @@
 """How close the tuner comes to the best grid point, in the simulator: ``make converge``.
 
-The tuner starts from its own defaults and only knows an SLO of 50 ms. For two simulated minutes it gets Poisson
-arrivals on a device with batch latency 5 + 0.5 b ms and server concurrency 1, 4 or 8. Then come a load that doubles, a
-device that becomes half as fast, twice the load that can be served, and a device on which batching is a loss. The grid
-follows the tuner's own rule (p99 now and at 1.25x the load) but knows the device and the load. Virtual time, seeded:
-the same figures everywhere.
+The tuner starts from its own defaults, with the first calls of a sidecar, and only knows an SLO of 50 ms. For two
+simulated minutes it gets Poisson arrivals on a device with batch latency 5 + 0.5 b ms and server concurrency 1, 4 or
+8. Then come a load that doubles, a device that becomes half as fast, twice the load that can be served, and a device
+on which batching is a loss. The grid follows the tuner's own rule (p99 now and at 1.25x the load) but knows the
+device and the load. Virtual time, seeded: the same figures everywhere.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def compare(
     """
     executors = device.executors
     best = oracle(executors, rate, factor)
-    outcome, decisions = tuned(times, device, for_p99(SLO, Objective.EFFICIENCY), seconds=SECONDS)
+    outcome, decisions = tuned(times, device, for_p99(SLO, Objective.EFFICIENCY), seconds=SECONDS, as_sidecars=True)
     start = SECONDS - SETTLED
     reference = fixed(times, device, best, factor=factor)
     greedy = [Parameters(max_batch=64, max_wait=Duration(0.0), max_in_flight=number) for number in flights(executors)]
@@ -228,7 +228,7 @@ def overload(executors: int, peak: float) -> Row:
     """Offer twice the capacity; the goodput must not fall far below the best any load gets."""
     device = Device(times=linear(FIXED, PER_ROW), executors=executors)
     times = poisson(2 * peak, "overload")
-    outcome, decisions = tuned(times, device, for_p99(SLO, Objective.EFFICIENCY), seconds=SECONDS)
+    outcome, decisions = tuned(times, device, for_p99(SLO, Objective.EFFICIENCY), seconds=SECONDS, as_sidecars=True)
     goodput = outcome.summary(SECONDS / 2, SECONDS).goodput
     return Row(
         scenario=f"{executors} executor{'s' * (executors > 1)}, twice the capacity",
@@ -247,20 +247,19 @@ def overload(executors: int, peak: float) -> Row:
 def superlinear(executors: int, _peak: float) -> Row:
     """Play a device on which each row costs more in larger batches: max_batch must end at 1."""
     device = Device(times=lambda rows, _: 0.0057 * rows**1.12, executors=executors)
-    outcome, decisions = tuned(
-        poisson(90.0 * executors, "superlinear"), device, for_p99(SLO, Objective.EFFICIENCY), seconds=SECONDS
-    )
-    end = decisions[-1].parameters
+    times = poisson(90.0 * executors, "superlinear")
+    outcome, decisions = tuned(times, device, for_p99(SLO, Objective.EFFICIENCY), seconds=SECONDS, as_sidecars=True)
+    end, misses = decisions[-1].parameters, outcome.summary().miss_fraction
     return Row(
         scenario=f"{executors} executor{'s' * (executors > 1)}, superlinear t(b)",
         rate=90.0 * executors,
         best="batch 1",
         found=end.describe(),
         goodput_share=outcome.summary(SECONDS - SETTLED).goodput / (90.0 * executors),
-        misses=outcome.summary().miss_fraction,
+        misses=misses,
         flips=flips(decisions),
         changes=sum(decision.change for decision in decisions),
-        passed=end.max_batch == 1 and flips(decisions) == 0,
+        passed=end.max_batch == 1 and flips(decisions) == 0 and misses <= LIMITS["extra misses"],
     )
 
 
