@@ -1,7 +1,7 @@
 """The table of models, and along which axis their requests may be merged.
 
-Callers name models, so the table is bounded: names that never had a good answer make room for others. Without room, a
-request is not batched and is counted under ``<other>``.
+Callers name models, so the table is bounded: names that never had a good answer make room for others. Without room, or
+with a very long name, a request is not batched and is counted under ``<other>``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ OTHER = "<other>"
 
 MAX_ENTRIES = 256
 """Model versions known at a time: more than servers serve, few enough for a scrape."""
+
+LONGEST = 256
+"""Most bytes of a model's name and version together: a scrape has each name in over a hundred lines."""
 
 NAMED = 3
 """Most models named in a sentence."""
@@ -167,7 +170,10 @@ class ModelTable:
     def entry(self, endpoint: Endpoint) -> Entry:
         """Return the entry of a request's model, made on first sight."""
         key = (endpoint.model, endpoint.version)
-        return self._entries.get(key) or self._admit(key)
+        known = self._entries.get(key)
+        if known is not None:
+            return known
+        return self._admit(key) if len("".join(key).encode()) <= LONGEST else self._other
 
     def label(self, model: str) -> str:
         """Return a model's name as metrics may carry it."""

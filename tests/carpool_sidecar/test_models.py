@@ -8,7 +8,7 @@ import pytest
 from carpool.policy.spec import Axis, Model
 from carpool_sidecar import models
 from carpool_sidecar.backends.base import Document
-from carpool_sidecar.models import MAX_ENTRIES, OTHER, ModelTable, Resolver
+from carpool_sidecar.models import LONGEST, MAX_ENTRIES, OTHER, ModelTable, Resolver
 from carpool_sidecar.protocols.common import Endpoint
 from carpool_sidecar.protocols.models import Axis as BatchAxis
 
@@ -207,6 +207,17 @@ async def test_without_room_requests_are_sent_alone_under_another_name(forgotten
         table.entry(endpoint(f"{number}")).proven = True
     entry = table.entry(endpoint("one-more"))
     assert (entry.lane, entry.alone, entry.alone_by_protocol) == (OTHER, "too-many-models", "too-many-models")
+
+
+@pytest.mark.parametrize("name", ["m" * (LONGEST - 1), "\u00e9" * (LONGEST // 2)])
+async def test_long_names_have_no_entry_of_their_own_unless_the_policy_knows_them(forgotten, name):
+    table = ModelTable([], forgotten.append)
+    assert table.entry(endpoint(name)).lane == name
+    assert table.entry(endpoint(name, "12")).lane == OTHER
+    assert table.entry(endpoint(name + "mm")).lane == OTHER
+    assert len(list(table)) == 1
+    table.configure([Model(name="\u00e9" * 253)])
+    assert table.entry(endpoint("\u00e9" * 253)).lane == "\u00e9" * 253
 
 
 async def test_a_lane_is_forgotten_with_the_last_version_that_uses_it(forgotten):
