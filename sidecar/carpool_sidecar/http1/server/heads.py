@@ -23,7 +23,7 @@ FOREIGN = RequestHead(b"", b"(not HTTP/1.1)", FieldLines(), 0, False, 0, False)
 """A connection that does not carry HTTP/1.1 requests."""
 
 _LONGEST_METHOD = 32
-_EMPTY_LINES = 4  # before a first request; RFC 9112, 2.2 asks to skip one at least
+_EMPTY_LINES = 4  # before a request; RFC 9112, 2.2 asks to skip one at least
 _METHOD = re.compile(TOKEN + rb"( |$)")
 
 
@@ -46,6 +46,19 @@ def speaks_http1(beginning: bytes) -> bool | None:
     if not method[1]:
         return None if len(text) <= _LONGEST_METHOD else False
     return True
+
+
+def _behind_empty_lines(data: bytes, position: int) -> int:
+    """Return where a head begins: some clients end a body with a line break too many (RFC 9112, 2.2).
+
+    Raises HttpError (400) for more than a few: reading megabytes of them would block the thread.
+    """
+    most = position + 2 * _EMPTY_LINES
+    while data.startswith(b"\r\n", position):
+        if position == most:
+            raise HttpError(400, "malformed-head", f"more than {_EMPTY_LINES} empty lines before a request")
+        position += 2
+    return position
 
 
 class HeadReader:
@@ -72,8 +85,8 @@ class HeadReader:
             self._check = None
             return self._last_head, position + len(last)
         limits = self._limits
-        while data.startswith(b"\r\n", position):  # some clients end a body with a line break too many (RFC 9112, 2.2)
-            position += 2
+        if data.startswith(b"\r\n", position):
+            position = _behind_empty_lines(data, position)
         stop = data.find(b"\r\n\r\n", position) + 4
         complete = stop > 3
         size = (stop if complete else len(data)) - position

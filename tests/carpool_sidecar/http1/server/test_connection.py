@@ -182,6 +182,15 @@ async def test_pipelining_is_bounded(kit):
     assert wire.written.count(b"200 OK") == 5
 
 
+async def test_a_few_empty_lines_before_a_request_are_skipped_and_more_are_refused(site):
+    wire = site.connect()
+    assert wire.feed(b"\r\n" * 4 + GET % 0) == OK0
+    assert wire.feed(b"\r\n" * 4 + GET % 0) == OK0
+    assert refusal(wire.feed(b"\r\n" * 5 + GET % 0))[:2] == (400, "malformed-head")
+    assert ("refused", 400, "malformed-head") in site.app.events
+    assert len(site.app.exchanges) == 2
+
+
 async def test_a_refusal_waits_for_the_answers_before_it(site):
     site.app.answers = False
     wire = site.connect()
