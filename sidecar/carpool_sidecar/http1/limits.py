@@ -42,8 +42,8 @@ class ServerLimits:
     linger_timeout: float = 2.0
     """After a final answer with input still coming: how long to read on, so that the answer is not lost to a reset."""
     patience: float = 5.0
-    """While there is no room for more bodies: how long a client may take to send a body or to read its answer. Then the
-    one that holds most memory is cut."""
+    """While there is no room for more bodies: how long a client may take to send a body or to read its answer, and how
+    long requests may wait behind another of their connection. Then the one that holds most memory is cut."""
     turn: float = 0.002
     """How long requests after each connection's first are read in one pass of the event loop."""
     tick: float = 0.25

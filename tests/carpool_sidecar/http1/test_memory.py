@@ -421,6 +421,32 @@ async def test_while_there_is_no_room_a_client_that_does_not_read_is_cut(kit):
     assert not reads.closing
 
 
+@pytest.mark.parametrize(("held", "cut"), [("body", True), ("answer", True), ("part of a body", False)])
+async def test_while_there_is_no_room_a_client_with_requests_behind_a_slow_one_makes_some(kit, held, cut):
+    site = kit.Site(max_buffered_bytes=100)
+    site.app.answers = False
+    hog, patient, newcomer = site.connect(), site.connect(), site.connect()
+    patient.feed(POST % 10 + bytes(10))
+    if held == "answer":
+        hog.feed(GET + GET)
+        site.app.exchanges[2].respond(200, [], bytes(85))
+    else:
+        hog.feed(GET + POST % 85 + bytes(85 if cut else 80))
+    site.after(1.0)
+    newcomer.feed(POST % 20 + bytes(20))
+    assert b" 503 " in newcomer.written
+    site.after(1.0)
+    assert not hog.aborted, "it has had little time"
+    site.after(site.limits.patience)
+    site.connect().feed(POST % 20 + bytes(20))
+    site.after(0.1)
+    assert hog.aborted is cut
+    if cut:
+        hog.lose()
+    assert not patient.closing
+    assert site.server.buffered_bytes == 10
+
+
 async def test_bodies_that_have_just_begun_are_left_alone(kit):
     site = kit.Site(max_buffered_bytes=100)
     wire = site.connect()

@@ -144,17 +144,22 @@ class Connection(asyncio.Protocol):
         return self._time_limits.used_between(now, first=not wire.written)
 
     def holds_back(self, now: float, patience: float) -> int:
-        """Return the bytes held for a client that did not read its answer, or send its body, for so long."""
+        """Return the bytes held for a client that did not read its answer, or send its body, for so long.
+
+        Those of requests count, too, that were sent behind one that takes so long to answer.
+        """
         held = self._wire.holds_back(now, patience)
-        exchange = self._intake.exchange
-        if exchange is not None and self._time_limits.body_takes(now) > patience:
+        exchange, outgoing = self._intake.exchange, self._outgoing
+        if len(outgoing.queue) > 1 and now - outgoing.queue[0].received_at > patience:
+            held += outgoing.later_bytes
+        elif exchange is not None and self._time_limits.body_takes(now) > patience:
             held += exchange.buffered
         return held
 
     def make_room(self) -> None:
         """Drop what is held for this client."""
         exchange = self._intake.exchange
-        if exchange is None or exchange.buffered < self._wire.unsent:
+        if exchange is None or exchange.buffered < max(self._wire.unsent, self._outgoing.later_bytes):
             self._wire.transport.abort()
         else:
             self._incoming.break_body(exchange, self._intake.no_room())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.http1.messages import CONTINUE
@@ -56,6 +57,13 @@ class Outgoing:
     def held_bytes(self) -> int:
         """Bytes of answers that wait for their turn."""
         return sum(exchange.held_bytes for exchange in self.queue) if len(self.queue) > 1 else 0
+
+    @property
+    def later_bytes(self) -> int:
+        """Bytes held for the requests behind the first: their bodies, and answers that wait for their turn."""
+        later = islice(self.queue, 1, None)
+        # A large body counts itself, so it is not in `buffered`.
+        return sum(max(exchange.buffered, len(exchange.body)) + exchange.held_bytes for exchange in later)
 
     def keeps_open(self, exchange: Exchange, *, final: bool, draining: bool) -> bool:
         """Return whether the connection stays open after this answer; `final`: skip the rest of the request's body."""
