@@ -46,7 +46,7 @@ class Health:
     ``found`` is called when a server answers for the first time or becomes ready (False), and when one answers again
     after it was gone (True).
     ``clock`` gives monotonic seconds. ``patience``: for how long a model that was ready may answer that it is not, or
-    not answer, before it counts as unready. One that refuses connections counts as unready at once.
+    not answer, before it counts as unready. One that refuses connections counts as unready at once, and as gone.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Health:
         self.reason = UNASKED
 
     def unreachable(self) -> None:
-        """Note that a call could not connect to the server."""
+        """Note that the server refused the connection of a call."""
         self._gone = True
 
     async def run(self) -> None:
@@ -119,11 +119,12 @@ class Health:
                 self._found(False)  # while a model is loaded, the server need not describe it
         elif answer.reachable:
             # A server with one worker answers after its present request: it is busy, not broken. A server without V2
-            # need not answer.
-            if self._gone or not (self._serves() or self._detection.protocol is ServerProtocol.OTHER):
+            # need not answer, but accept connections.
+            silent = self._detection.protocol is ServerProtocol.OTHER and not answer.why
+            if self._gone or not (self._serves() or silent):
                 self.ready = False
             if not self.ready:
-                self.reason = "the model does not answer that question in time"
+                self.reason = answer.why or "the model does not answer that question in time"
         else:
             self.ready = False
             self._gone = True

@@ -36,9 +36,9 @@ class Forward(Protocol):
 class Document(NamedTuple):
     """An answer to one of the sidecar's own requests.
 
-    ``status`` is 0 without an answer: then ``reachable`` says whether the server was there but too slow;
+    ``status`` is 0 without an answer: then ``reachable`` says whether the server may be there but too slow;
     ``foreign`` that it accepted the connection and hung up, sent no HTTP/1.1, or was sent nothing.
-    ``why`` says in words why the server was not reached.
+    ``why`` says in words why no connection could be made.
     """
 
     status: int

@@ -200,5 +200,7 @@ class _Question:
 
 
 def _nobody(error: UpstreamError) -> Document:
-    """Return the document for a request without an answer: the server is too slow, or not there."""
-    return Document(0, reachable=False, why=str(error)) if error.kind == "refused" else Document(0)
+    """Return the document for a request without an answer: the server is too slow, not there, or can't be reached."""
+    return Document(
+        0, reachable=error.kind != "refused", why=str(error) if error.kind in {"refused", "connect"} else ""
+    )

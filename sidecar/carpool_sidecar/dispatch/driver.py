@@ -46,7 +46,7 @@ class Driver:
     """Drives a Batcher for one upstream. ``clock`` returns monotonic seconds, used as the Batcher's ``now``.
 
     ``largest(model)`` returns the most rows that any parameters can give a batch. ``stalled(start, end)`` returns
-    whether this host paused in between. ``unreachable`` is called when the upstream can't be reached.
+    whether this host paused in between. ``unreachable`` is called when the upstream refuses connections.
     """
 
     def __init__(

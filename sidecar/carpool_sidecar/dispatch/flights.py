@@ -118,7 +118,7 @@ class Flights:
     """All batches at the upstream. ``do`` executes the Batcher's actions after a batch has ended.
 
     ``stalled(start, end)`` returns whether this host paused in between. ``unreachable`` is called when the upstream
-    can't be reached.
+    refuses connections.
     """
 
     def __init__(

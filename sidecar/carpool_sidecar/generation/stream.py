@@ -36,7 +36,7 @@ EXPIRED = (504, "deadline", "the deadline passed before the answer was complete"
 CANCELLED, FAILED, OVERDUE = "cancelled", "failed", "deadline"
 """Ends of a request, in addition to those that the engine reports."""
 
-BROKEN = {f"upstream-{kind}" for kind in ("refused", "reset", "timeout", "protocol", "too-large")}
+BROKEN = {f"upstream-{kind}" for kind in ("refused", "connect", "reset", "timeout", "protocol", "too-large")}
 """Error texts of the engine."""
 
 TOO_LATE = {OVERDUE, *(word for _, word, _ in REFUSALS.values())}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 import struct
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import asyncio
 
 ANYWHERE = "*"
 """As a host to listen on: every address, of IPv4 and of IPv6."""
 
 _TCP_CLOSED = 7  # the state in TCP_INFO's first byte (Linux, net/tcp_states.h: TCP_CLOSE)
+_QUEUE_FULL = 0.01  # seconds between two attempts to connect to a Unix socket
 _LINGER_NOT = struct.pack("ii", 1, 0)  # struct linger: on, for 0 seconds
 
 
@@ -74,17 +72,22 @@ def everywhere(port: int) -> list[socket.socket]:
     return bound
 
 
-def unix_socket(path: str) -> socket.socket:
+async def unix_socket(path: str) -> socket.socket:
     """Return a socket connected to a Unix socket; a path that begins with NUL is abstract, not a file (unix(7)).
 
-    It never waits: raises OSError if the other side's queue is full or nothing listens. uvloop itself can't connect to
-    an abstract path.
+    It waits for as long as the other side's queue is full. Raises OSError if nothing listens. uvloop itself can't
+    connect to an abstract path.
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connected.setblocking(False)
     try:
-        connected.connect(path)
-    except OSError:
+        while True:
+            try:
+                connected.connect(path)
+            except BlockingIOError:  # the kernel does not report when the queue has room again
+                await asyncio.sleep(_QUEUE_FULL)
+            else:
+                return connected
+    except BaseException:
         connected.close()
         raise
-    return connected

@@ -185,7 +185,7 @@ class Runner:
             self._ended(flight, Outcome(flight.task.of, None, "too-large"))
         elif self.stopping:
             self._drop(flight.task.of)  # as if the process had been killed: the next one recovers it
-        elif error.kind == "refused":
+        elif error.kind in {"refused", "connect"}:
             self.headroom.refused(flight.task.call.path, 0.0, self._clock())
             self._ended(flight, Outcome(flight.task.of, None, "connection-refused", again=True, reached=False))
         else:

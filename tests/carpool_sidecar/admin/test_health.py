@@ -43,9 +43,9 @@ def test_a_server_of_another_protocol_is_ready_when_it_answers(health):
 
 
 def test_a_server_that_is_there_again_was_restarted(health):
-    health.observe(Document(0, reachable=False, why="no connection: Name or service not known"))
+    health.observe(Document(0, reachable=False, why="no connection: Connection refused"))
     assert (health.ready, health.found) == (False, [])
-    assert health.reason == "no connection: Name or service not known"
+    assert health.reason == "no connection: Connection refused"
     health.observe(Document(200))
     assert health.found == [False]  # the first time there is nothing to forget
     health.observe(Document(200))
@@ -58,6 +58,17 @@ def test_a_slow_server_is_not_ready_and_not_restarted(health):
     health.observe(Document(200))
     health.observe(Document(0, reachable=True))
     assert not health.ready
+    health.observe(Document(200))
+    assert health.found == [False, False]
+
+
+def test_a_server_without_a_connection_is_not_ready_and_not_restarted(health):
+    why = Document(0, why="no connection: Name or service not known")
+    health.observe(why)
+    assert (health.ready, health.reason) == (False, why.why)
+    health.observe(Document(200))
+    health.observe(why)
+    assert (health.ready, health.reason) == (False, why.why)
     health.observe(Document(200))
     assert health.found == [False, False]
 
@@ -217,11 +228,14 @@ async def test_a_server_that_does_not_speak_v2_owes_no_answer(looks):
     assert await looks(404)
     server.connection = SILENT  # its backlog is full
     assert await looks(404)
+    server.connection = Document(0, why="no connection: Name or service not known")
+    assert not await looks(404)
     server.connection = HANGS_UP
+    assert await looks(404)
     for answer in (SILENT, HANGS_UP, 503, 500):  # 503: it has no room for one more connection
         server.now += 31.0
         assert await looks(answer, SILENT)
-    assert server.asked == [READY, "connect", *[READY] * 4, LIVE]
+    assert server.asked == [READY, *["connect"] * 3, *[READY] * 4, LIVE]
     assert await looks(404)
     assert server.asked[-1] == "connect"
 

@@ -94,6 +94,17 @@ async def test_why_nobody_is_there_is_said_in_the_words_of_the_system(tmp_path):
     await made.close()
 
 
+async def test_a_server_may_be_there_where_no_connection_can_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    made = UpstreamBackend(
+        Upstream(url=f"unix:{tmp_path}/file/within"), max_answer=1 << 20, clock=asyncio.get_running_loop().time
+    )
+    for found in (await made.ask(b"/v2/health/ready"), await made.connect()):
+        assert (found.status, found.foreign, found.reachable) == (0, False, True)
+        assert "Not a directory" in found.why
+    await made.close()
+
+
 @pytest.mark.parametrize("said", [b"", b"Connection: keep-alive\r\n"])
 async def test_a_question_leaves_no_connection(said):
     """A server that serves one connection at a time answers callers between two questions, whatever it says itself."""

@@ -255,6 +255,17 @@ async def test_an_upstream_that_is_down_is_503(world):
     assert len(told) == [first.status, second.status].count(503)
 
 
+async def test_what_prevents_a_connection_but_refuses_none_is_no_restart(world, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    sidecar, client = await world.start(upstream={"url": f"unix:{file}/within"})
+    told = []
+    sidecar.driver._flights._unreachable = lambda: told.append(1)
+    answer = await client.predict(b"1")
+    assert (answer.status, answer.json["reason"], told) == (503, "upstream-connect", [])
+    assert "Not a directory" in answer.json["error"]
+
+
 async def test_a_connection_that_breaks_is_no_restart(world):
     sidecar, client = await world.start()
     lane = sidecar.batcher.model("m")

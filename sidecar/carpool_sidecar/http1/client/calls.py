@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.client.upstream import Upstream
 
 FailureKind: TypeAlias = Literal[
-    "refused", "reset", "timeout", "protocol", "too-large", "busy", "buffers-full"
+    "refused", "connect", "reset", "timeout", "protocol", "too-large", "busy", "buffers-full"
 ]  # fmt: skip
 
-STATUS = {"refused": 503, "timeout": 504, "busy": 503, "buffers-full": 503}
+STATUS = {"refused": 503, "connect": 503, "timeout": 504, "busy": 503, "buffers-full": 503}
 """Status by kind of failure; 502 for any other."""
 
 # A server that answers without reading a request's body takes the body for the next request on the connection, and the
@@ -28,9 +28,10 @@ _NO_STATUS = 1000
 class UpstreamError(Exception):
     """A call that got no complete answer.
 
-    `kind` is the reason: no connection could be made (refused), the upstream closed or reset it (reset), it was silent
-    (timeout), its data were not HTTP (protocol), or it sent more than is accepted (too-large);
-    too many calls wait for a connection already (busy), or there is no room to buffer the answer (buffers-full).
+    `kind` is the reason: nothing listens at its address (refused), no connection could be made for another reason
+    (connect), the upstream closed or reset it (reset), it was silent (timeout), its data were not HTTP (protocol), or
+    it sent more than is accepted (too-large); too many calls wait for a connection already (busy), or there is no room
+    to buffer the answer (buffers-full).
     `answered_bytes`: some bytes of an answer had arrived, so the upstream has seen the request.
     """
 

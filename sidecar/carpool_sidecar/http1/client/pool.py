@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool_sidecar.http1.messages import Body
+
+# Nothing listens there. Any other error says nothing about the upstream: no file descriptor is left, for example, or a
+# name could not be resolved. None: asyncio has no number if several addresses failed.
+_GONE = frozenset({errno.ECONNREFUSED, errno.ENOENT, None})
 
 
 class Pool:
@@ -281,7 +286,7 @@ class Pool:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 if self._path is not None:
-                    await self._loop.create_unix_connection(made, sock=unix_socket(self._path))
+                    await self._loop.create_unix_connection(made, sock=await unix_socket(self._path))
                 elif self._host == "localhost":
                     await self._connect_here(made)
                 else:
@@ -289,7 +294,7 @@ class Pool:
         except TimeoutError:
             return "timeout", f"no connection to the upstream within {self._connect_timeout:g} s"
         except OSError as error:
-            return "refused", f"no connection to the upstream: {error}"
+            return "refused" if error.errno in _GONE else "connect", f"no connection to the upstream: {error}"
         return None
 
     async def _connect_here(self, made: Callable[[], Upstream]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from itertools import pairwise
 
 import pytest
@@ -315,6 +316,55 @@ async def test_refused(kit, host):
         await receiver.over.wait()
         assert receiver.events == [("failed", "refused", False)]
     await pool.close()
+
+
+async def test_only_where_nothing_listens_a_connection_is_refused(kit, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    for path, kind in ((tmp_path / "no-file", "refused"), (file, "refused"), (file / "within-a-file", "connect")):
+        pool = Pool(path=str(path))
+        receiver = kit.Receiver()
+        pool.send(GET, b"", receiver)
+        await receiver.over.wait()
+        assert receiver.events == [("failed", kind, False)]
+        await pool.close()
+
+
+async def test_a_unix_socket_with_a_full_queue_is_waited_for(kit, tmp_path):
+    path = str(tmp_path / "socket")
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
+        listening.bind(path)
+        listening.listen(0)
+        listening.setblocking(False)
+        first.connect(path)  # the queue is full
+        pool = Pool(path=path)
+        receiver = kit.Receiver()
+        pool.send(GET, b"", receiver)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert receiver.events == []
+        (await loop.sock_accept(listening))[0].close()
+        accepted, _ = await loop.sock_accept(listening)
+        await loop.sock_sendall(accepted, OK)
+        await receiver.over.wait()
+        assert receiver.events == [("answered", 200, b"hello")]
+        await pool.close()
+        accepted.close()
+
+
+async def test_a_unix_socket_with_a_full_queue_times_out(kit, tmp_path):
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
+        listening.bind(path)
+        listening.listen(0)
+        first.connect(path)
+        pool = Pool(path=path, connect_timeout=0.03)
+        receiver = kit.Receiver()
+        pool.send(GET, b"", receiver)
+        await receiver.over.wait()
+        assert receiver.events == [("failed", "timeout", False)]
+        await pool.close()
 
 
 async def test_a_silent_upstream_times_out(upstream, ask):
