@@ -1,7 +1,8 @@
 """The table of models, and along which axis their requests may be merged.
 
-Callers name models, so the table is bounded: names that never had a good answer make room for others. Without room, or
-with a very long name, a request is not batched and is counted under ``<other>``.
+Callers name models, so the table is bounded: names that never had a good answer make room for others, and then those
+that the server no longer knows. Without room, or with a very long name, a request is not batched and is counted under
+``<other>``.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Entry:
         self.proven = False
         """Whether the upstream ever answered a request for it with success."""
         self.unknown = False
-        """Whether the upstream has answered that there is no such model."""
+        """Whether the upstream has answered that there is no such model, and not with success since."""
         self.waiters = 0
         """Requests that wait or are in a batch."""
         self.seen: bytes | None = None
@@ -121,9 +122,23 @@ class Entry:
                 self.alone_by_protocol = self.alone
 
     @property
+    def in_use(self) -> bool:
+        """Whether requests or the policy refer to it."""
+        return self.waiters > 0 or self.configured is not None
+
+    @property
     def needed(self) -> bool:
         """Whether it must not make room for another."""
-        return self.proven or self.waiters > 0 or self.configured is not None
+        return self.proven or self.in_use
+
+    @property
+    def unloaded(self) -> bool:
+        """Whether it may make room nevertheless, if nothing else can: the server knew it once."""
+        return self.unknown and not self.in_use
+
+    def answered(self) -> None:
+        """Note that the upstream has answered a request for it with success."""
+        self.proven, self.unknown = True, False
 
     @property
     def max_batch(self) -> int | None:
@@ -237,6 +252,7 @@ class ModelTable:
     def _admit(self, key: tuple[str, str]) -> Entry:
         if len(self._entries) >= MAX_ENTRIES:
             old = next((entry for entry in self if not entry.needed), None)
+            old = old or next((entry for entry in self if entry.unloaded), None)
             if old is None:
                 return self._other
             self._drop(old)

@@ -209,6 +209,25 @@ async def test_without_room_requests_are_sent_alone_under_another_name(forgotten
     assert (entry.lane, entry.alone, entry.alone_by_protocol) == (OTHER, "too-many-models", "too-many-models")
 
 
+async def test_without_room_models_that_were_unloaded_make_some_the_oldest_first(forgotten):
+    table = ModelTable([Model(name="configured")], forgotten.append)
+    entries = [table.entry(endpoint(name)) for name in ("configured", "waits", "reloaded", "old", "later")]
+    entries += [table.entry(endpoint(f"{number}")) for number in range(MAX_ENTRIES - len(entries))]
+    for entry in entries:
+        entry.answered()
+    for entry in entries[4::-1]:
+        table.missing(entry)
+    entries[1].waiters = 1
+    entries[2].answered()
+    assert forgotten == []
+    for name in ("new", "newer"):
+        table.entry(endpoint(name)).answered()
+    assert forgotten == ["old", "later"]
+    for entry in table:
+        entry.answered()
+    assert table.entry(endpoint("one-more")).lane == OTHER
+
+
 @pytest.mark.parametrize("name", ["m" * (LONGEST - 1), "\u00e9" * (LONGEST // 2)])
 async def test_long_names_have_no_entry_of_their_own_unless_the_policy_knows_them(forgotten, name):
     table = ModelTable([], forgotten.append)

@@ -222,7 +222,7 @@ class Flights:
         now = self._clock()
         entry = flight.entry
         if fault is None:
-            entry.proven = True
+            entry.answered()
         elif isinstance(fault.detail, UpstreamError) and fault.detail.kind == "refused":
             self._unreachable()  # a reset only ends one connection: servers recycle workers, or one crashes
         self._do(self._batcher.complete(batch, now, fault=fault, stalled=self._stalled(batch.dispatched, now)))
