@@ -270,6 +270,7 @@ class Pool:
 
     async def _connect(self) -> None:
         failure: tuple[FailureKind, str] | None = None
+        began = self.clock()
         try:
             failure = await self._open_link(lambda: Upstream(self))
         finally:
@@ -277,8 +278,11 @@ class Pool:
             assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
             self._connecting.discard(task)
         if failure is not None and self._waiting:
-            # Each attempt serves one call: the calls behind it have their own attempts, or get them now.
-            self._waiting.popleft().fail(*failure)
+            # Each attempt serves one call: the calls behind it have their own attempts, or get them now. So does a call
+            # that came later than the attempt began: the one it was made for got another connection.
+            call = self._waiting[0]
+            if call.expires <= began + self._wait(call):
+                self._waiting.popleft().fail(*failure)
         self._connect_as_needed()
 
     async def _open_link(self, made: Callable[[], Upstream]) -> tuple[FailureKind, str] | None:

@@ -367,6 +367,36 @@ async def test_a_unix_socket_with_a_full_queue_times_out(kit, tmp_path):
         await pool.close()
 
 
+async def test_an_attempt_that_fails_does_not_fail_a_call_that_came_after_it_began(kit, tmp_path):
+    path = str(tmp_path / "socket")
+    loop = asyncio.get_running_loop()
+    clock = kit.Clock()
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
+        listening.bind(path)
+        listening.listen(0)
+        listening.setblocking(False)
+        first.connect(path)  # the queue is full
+        pool = Pool(path=path, connect_timeout=0.01, clock=clock)
+        early, late = kit.Receiver(), kit.Receiver()
+        leaver = pool.send(GET, b"", early)
+        (attempt,) = pool._connecting
+        for _ in range(5):
+            await asyncio.sleep(0)
+        leaver.cancel()  # as if it had got a connection that another call left
+        pool._connect_timeout = 60.0
+        clock.now += 1.0
+        pool.send(GET, b"", late)
+        await attempt
+        assert late.events == []
+        (await loop.sock_accept(listening))[0].close()
+        accepted, _ = await loop.sock_accept(listening)
+        await loop.sock_sendall(accepted, OK)
+        await late.over.wait()
+        assert late.events == [("answered", 200, b"hello")]
+        await pool.close()
+        accepted.close()
+
+
 async def test_a_silent_upstream_times_out(upstream, ask):
     upstream.script = lambda peer, received: None
     assert await ask(timeout=0.02) == [("failed", "timeout", False)]
