@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.common import Codec, Parsed, Piece
 
 
+def _without_frames(error: WrongRows) -> WrongRows:
+    """Drop the frames that an error keeps: they refer to the fault, and keep the answer until a garbage collection."""
+    error.__context__ = None
+    return error.with_traceback(None)
+
+
 class Flight:
     """One batch at the upstream; it receives the batch's answer."""
 
@@ -72,14 +78,14 @@ class Flight:
                 pieces = codec.split(self._portions, headers, body, flights.terms.limits)
                 self._check_parts(codec, pieces)
             except TooLarge as too_large:
-                fault = Fault(flights.too_large, detail=too_large)
+                fault = Fault(flights.too_large, detail=_without_frames(too_large))
             except WrongRows as error:
                 # The answer is not JSON, for example because it contains a NaN. One request's rows may be the cause;
                 # alone, its answer is passed on unchanged. Padding may be the cause, too: then batches of rows of
                 # equal length are still good.
                 padded = longest(self._portions) > 0
                 kind = FaultKind.UNREADABLE if padded or error.reason in {UNREADABLE, PARTS} else FaultKind.ROWS
-                fault = Fault(kind, detail=error)
+                fault = Fault(kind, detail=_without_frames(error))
                 if check is not None and error.reason != PARTS:
                     flights.verifier.shared_out_wrong(first.entry, check, error, padded=padded)
             else:

@@ -632,6 +632,25 @@ async def test_what_was_answered_is_freed_without_the_garbage_collector(world):
         gc.enable()
 
 
+@pytest.mark.parametrize("answer", [b"[" * 3_000_000, b"{", b'{"predictions":[1]}'], ids=["large", "no JSON", "rows"])
+async def test_an_answer_that_can_not_be_split_is_freed_without_the_garbage_collector(world, answer):
+    sidecar, client = await world.start()
+    echo = world.model.behave
+    first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
+    world.model.behave = lambda exchange: (
+        exchange.respond(200, [], answer) if len(json.loads(exchange.body)["instances"]) > 1 else echo(exchange)
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        world.model.release()
+        assert [(await one).status for one in (first, *rest)] == [200] * 3
+        assert len(world.model.received) == 4
+        assert [thing for thing in gc.get_objects() if isinstance(thing, Waiter | Flight)] == []
+    finally:
+        gc.enable()
+
+
 @pytest.mark.pure
 async def test_a_failure_of_the_sidecars_own_costs_the_culprit_alone(world, monkeypatch):
     sidecar, client = await world.start()
