@@ -300,8 +300,9 @@ def _rounds(
 def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float], at: int, stopped: str) -> None:
     from rich.console import Console  # noqa: PLC0415 - not for --help
     from rich.table import Table  # noqa: PLC0415 - likewise
+    from rich.text import Text  # noqa: PLC0415 - likewise
 
-    table = Table(title=profile.name, title_justify="left")
+    table = Table(title=Text(profile.name, "table.title"), title_justify="left")
     for heading in ("rows", "first run", "minimum", "median", "a row", "rows/s"):
         table.add_column(heading, justify="right")
     for timing in timings:

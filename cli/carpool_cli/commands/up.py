@@ -24,6 +24,7 @@ from carpool_cli.live.admin_client import AdminClient, AdminError, key_of
 from carpool_cli.live.first_call import curl_line
 from carpool_cli.live.launch import Child, LaunchError, event_of, explained, readable
 from carpool_cli.options import DURATION, SOME_TIME, Address, objective_options
+from carpool_cli.printable import printable
 from carpool_sidecar.admin.health import UNASKED
 from carpool_sidecar.config import own_address
 from carpool_sidecar.config.hints import not_utf8
@@ -391,11 +392,20 @@ def _watch(child: Child, client: AdminClient, title: str, first: Hint) -> None:
         lines = [line for line in list(child.lines) if event_of(line).get("event") != DECISION]
         return [readable(line) for line in lines[-NOTES:]]
 
+    failed = False
     while child.runs:
         try:
             watch(client, title, hint=first, goes_on=lambda: child.runs, notes=notes)
         except AdminError:
             time.sleep(1.0)  # a paused host; the process shows whether the sidecar lives
+        except OSError:
+            raise  # the terminal is gone
+        except Exception as error:  # noqa: BLE001 - requests matter more than their view
+            if not failed:
+                failed = True
+                why = printable(f"{type(error).__name__}: {error}")
+                click.echo(f"Error: the live view failed, and the sidecar serves on: {why}", err=True)
+            time.sleep(1.0)
 
 
 def _served(config: SidecarConfig) -> str:

@@ -70,13 +70,13 @@ async def run(folder: Path, files: Path, profile: DeviceProfile, screen: Screen,
     screen.console.print(tables.of_models(outcomes))
     screen.console.print(tables.of_day(lived))
     for line in tables.notes(lived):
-        screen.console.print(f"[dim]{line}[/]")
+        screen.console.print(f"[dim]{escape(line)}[/]")
     screen.step("Carpool's changes of the day, and why")
     for hour, reason, message in lived.decisions:
-        screen.note(f"[dim]{hour:<10}[/] [bold]{reason}[/]: {message}")
+        screen.note(f"[dim]{hour:<10}[/] [bold]{reason}[/]: {escape(message)}")
     picture.draw(folder / "demo.png", lived, outcomes)
     screen.console.print()
-    screen.step(f"picture: {folder / 'demo.png'}; configurations and logs of all processes are beside it")
+    screen.step(f"picture: {escape(str(folder / 'demo.png'))}; configurations and logs of all processes are beside it")
 
 
 @click.command()

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
+from rich.markup import escape
 
 from carpool.policy.durations import format_seconds
 from carpool_cli.demo.load import Aim, drive, report_on
@@ -104,7 +105,7 @@ async def live(
     screen.title(f"A day in {seconds:.0f} s on a stand-in for an accelerator")
     curve = device.service_time()
     screen.step(
-        f"{device.name}: each time of the published profile x{SLOWER}, slept and not computed: "
+        f"{escape(device.name)}: each time of the published profile x{SLOWER}, slept and not computed: "
         + ", ".join(f"{curve.time(rows) * 1e3:.0f} ms for {rows}" for rows in (1, 8, 64))
     )
     screen.note(

@@ -191,7 +191,7 @@ def command(*, seconds: float, folder: Path, size: str) -> None:
     screen.title("The figures")
     screen.console.print(table(arms))
     draw(folder / "generative.png", arms)
-    screen.step(f"picture: {folder / 'generative.png'}; done in {time.monotonic() - started:.0f} s")
+    screen.step(f"picture: {escape(str(folder / 'generative.png'))}; done in {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnxruntime
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
@@ -151,7 +152,7 @@ async def show(
         "policy": {"slo": {"latency": {"p99": format_seconds(SLO)}}},
     }
     server = await processes.sidecar(model.name, {**config, **ONE_BY_ONE})
-    screen.step(f"carpool-sidecar --config {server.config}, fixed at batch size 1 to begin with")
+    screen.step(f"carpool-sidecar --config {escape(str(server.config))}, fixed at batch size 1 to begin with")
     aim = Aim(server, model.name, model.requests)
     client = Client(server.admin)
     try:
@@ -176,8 +177,9 @@ async def show(
     checked, merged, furthest = (sum(c[0] for c in checks), sum(c[1] for c in checks), max(c[2] for c in checks))
     if model.words:
         screen.step(f"some of the {len(model.words)} answers, all of them the same as those of {model.name}'s own API")
+        width = max(len(asked) for asked, _ in model.words[:SAID])
         for asked, said in model.words[:SAID]:
-            screen.note(f"{asked:<{max(len(asked) for asked, _ in model.words[:SAID])}}  [green]{said}[/]")
+            screen.note(f"{escape(f'{asked:<{width}}')}  [green]{said}[/]")
     how_close = f"no value off by more than {furthest:.1e}" if furthest else "every value equal to the last bit"
     screen.step(
         f"{checked} answers ({merged} of them computed in a batch with others) agree with direct onnxruntime calls: "
@@ -239,7 +241,7 @@ async def _explain(client: Client, screen: Screen, since: float) -> None:
         screen.note(f"[dim]({len(changes) - SHOWN} earlier changes)[/]")
     for at, reason, message, change in [*changes[-SHOWN:], *(one for one in taken[-1:] if not one[3])]:
         mark = "->" if change else "= "
-        screen.note(f"[dim]after {at - since:4.0f} s[/] {mark} [bold]{reason}[/]: {message}")
+        screen.note(f"[dim]after {at - since:4.0f} s[/] {mark} [bold]{reason}[/]: {escape(message)}")
 
 
 def _check(model: RealModel, driven: Driven) -> tuple[int, int, float]:

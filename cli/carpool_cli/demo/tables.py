@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from carpool.policy.durations import format_seconds
@@ -56,7 +57,7 @@ def of_models(outcomes: Sequence[Outcome]) -> Table:
 
 def of_day(day: Day) -> Table:
     """Each part of the day, and all of it, by arm."""
-    table = _table(f"The day on {day.device.name}, SLO p99 {format_seconds(SLO)}")
+    table = _table(f"The day on {escape(day.device.name)}, SLO p99 {format_seconds(SLO)}")
     for name in ("in\ntime/s", "misses", "w/o\nstalls", "p50", "p99", "w/o\nstalls", "rows/\nbatch", "device\nbusy"):
         table.add_column(name, justify="right")
     for number in range(len(day.hours) + 1):

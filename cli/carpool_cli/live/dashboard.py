@@ -121,8 +121,9 @@ class Sight(Struct, frozen=True, kw_only=True):
         if report.stalls.count:
             stalls = report.stalls
             rows.append(("host", f"paused {stalls.count} times, {duration(stalls.seconds)} in all"))
-        for label, value in rows:
-            grid.add_row(label, value)
+        for row in rows:
+            # Models' names and paths are clients' texts: rich would read a str as markup.
+            grid.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
         page.add_row(grid)
         asked = any(model.arrivals for model in report.stats.models.values()) or report.token_streams.models
         if self.hint and not asked:

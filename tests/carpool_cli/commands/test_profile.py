@@ -38,6 +38,14 @@ def test_an_onnx_file_becomes_a_profile_and_a_picture(double, carpool, tmp_path)
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_name_of_a_file_is_no_markup(double, carpool, tmp_path):
+    named = tmp_path / "[v2]m[bold].onnx"
+    named.write_bytes(double.read_bytes())
+    result = carpool("profile", "--onnx", named, *QUICK, "--max-batch", 1)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("[v2]m[bold].onnx")
+
+
 @pytest.mark.parametrize("protocol", ["v1", "v2", "v2-binary"])
 def test_a_server_is_measured_in_every_protocol(echo, carpool, protocol, tmp_path):
     out = tmp_path / "p.json"

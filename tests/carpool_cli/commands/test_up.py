@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from carpool_cli.commands.up import hint
+from carpool_cli.commands.up import _watch, hint
 
 
 def get(url: str, body: str | None = None) -> tuple[int, bytes]:
@@ -95,6 +95,28 @@ def test_on_a_terminal_there_is_a_view_and_at_the_end_the_last_of_it(echo):
     os.close(ours)
     assert "goodput" in left
     assert left.rstrip().endswith("drained: all requests were answered")
+
+
+def test_a_view_that_can_not_be_drawn_leaves_the_server_alone_and_is_reported_once(monkeypatch, capsys):
+    left = [True] * 4
+
+    class Running:
+        lines = ()
+
+        @property
+        def runs(self) -> bool:
+            return bool(left)
+
+    def fails(*_: object, **__: object) -> None:
+        left.pop()
+        raise ValueError("closing tag '[/b]' \x1b")
+
+    monkeypatch.setattr("carpool_cli.commands.up.watch", fails)
+    monkeypatch.setattr("carpool_cli.commands.up.time.sleep", lambda _: None)
+    _watch(Running(), None, "", None)
+    assert not left
+    said = capsys.readouterr().err
+    assert said == "Error: the live view failed, and the sidecar serves on: ValueError: closing tag '[/b]' \\x1b\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent is gone")

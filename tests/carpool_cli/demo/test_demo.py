@@ -31,6 +31,8 @@ def demo(folder, *options):
     files.mkdir(parents=True, exist_ok=True)
     (files / "say.py").write_text("import sys\n\n\ndef main():\n    print(sys.argv)\n" * 5)
     (files / "page.html").write_text("<!DOCTYPE html><html><body><p>Requests share a portion.</p></body></html>\n" * 5)
+    (files / "a[").mkdir(exist_ok=True)  # a[/b].md: rich's markup has such tags
+    (files / "a[" / "b].md").write_text("# Notes\n\n- one\n- two\n\nSome *text* with a [link](https://a.b).\n" * 8)
     profile = ROOT / "benchmarks/profiles/resnet50-v100.json"
     return [
         *(sys.executable, "-m", "carpool_cli.demo", "--quick", "--out", str(folder), "--files", str(files)),
@@ -69,6 +71,7 @@ def test_it_runs_to_its_end_and_leaves_nothing_behind(tmp_path):
     done = subprocess.run(demo(tmp_path), capture_output=True, text=True, timeout=300, check=False)  # noqa: S603 - ours
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"say\.py +python", done.stdout)
+    assert re.search(r"a\[/b\]\.md +markdown", done.stdout)
     assert "agree with direct onnxruntime calls" in done.stdout
     assert "no batching" in done.stdout
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")

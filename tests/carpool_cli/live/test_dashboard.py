@@ -218,6 +218,20 @@ def test_a_low_terminal_gives_up_old_decisions_and_keeps_the_notes(height):
         assert notes[0] in lines
 
 
+@pytest.mark.parametrize("name", ["a[/b]", "[bold]", "[/bold]", "[link=x]y", ":car:"])
+def test_names_of_models_and_paths_are_no_markup(name):
+    durations = [0] * (len(DURATION_BOUNDS) + 1)
+    durations[18] = 9
+    watch = Watch("carpool")
+    watch.look(report(1.0), NONE, 0.0)
+    passed = [Forwarded(method="POST", path=f"/{name}", requests=9, hits=9, durations=durations)]
+    alone = [Alone("m", name, 2)]
+    lines = drawn(watch.look(report(3.0, forwarded=passed, lanes={name: LANE}, alone=alone), NONE, 0.0))
+    assert line(lines, "forwarded").startswith(f"forwarded  POST /{name}: 4.5/s")
+    assert line(lines, name).startswith(f"{name}  ")
+    assert line(lines, "alone").endswith(f"  {name} 2")
+
+
 def test_bars():
     assert sparkline([0.0, 0.01, 4.0, 8.0]) == " ▁▄█"
     assert sparkline([4.0], top=8.0) == "▄"
