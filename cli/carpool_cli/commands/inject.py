@@ -191,10 +191,7 @@ def command(
     text, line_end = _read(source)
     found = Found([], [], [])
     try:
-        secret = b"" if drain_secret is None else drain_secret.read_bytes()
-        printed = "".join(_documents(text, Asked(settings, namespace, secret, image), found))
-    except OSError as error:
-        raise Wrong(f"{drain_secret}: {error.strerror}") from None
+        printed = "".join(_documents(text, Asked(settings, namespace, _secret(drain_secret), image), found))
     except NotManifests as error:
         raise Wrong(f"{'standard input' if source == '-' else source}: {error}: {MANIFESTS}") from None
     click.echo(printed.replace("\n", line_end), nl=False)
@@ -270,6 +267,20 @@ def _key(given: str) -> str:
     if not re.fullmatch(keys, text):
         raise click.UsageError(f"--public-key: {given!r} is neither 64 hex digits nor a file with them")
     return text.lower()
+
+
+def _secret(path: Path | None) -> bytes:
+    """Return what drain keys are derived from beside the manifest: nothing without a file."""
+    try:
+        secret = b"" if path is None else path.read_bytes()
+    except OSError as error:
+        raise Wrong(f"{path}: {error.strerror}") from None
+    if path is not None and not secret.strip():
+        raise Wrong(
+            f"--drain-secret {path}: the file is empty, so that anyone with the manifest has the drain key: write a "
+            f"secret to it, e.g. openssl rand -hex 32 > {path}"
+        )
+    return secret
 
 
 def _policy(p99: float) -> BatchingPolicy:

@@ -152,6 +152,16 @@ def test_the_same_input_gives_the_same_output(inject, tmp_path):
     assert len(keys | {config(template(newer)).drain_key}) == 5
 
 
+@pytest.mark.parametrize("content", [b"", b" \r\n\n"])
+def test_an_empty_secret_is_refused(content, inject, tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    refused = inject(MANIFESTS, "--slo-p99", "50ms", "--drain-secret", path)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"{path}: the file is empty" in refused.stderr
+    assert f"write a secret to it, e.g. openssl rand -hex 32 > {path}\n" in refused.stderr
+
+
 BY_NUMBER = MANIFESTS.replace(
     "{ports: [{port: 80, targetPort: http}]}", "{selector: {app: resnet}, ports: [{port: 80, targetPort: 9000}]}"
 )
