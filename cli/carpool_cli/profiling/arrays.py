@@ -60,7 +60,7 @@ def load_npz(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile) as error:
         raise click.ClickException(f"{path} is no npz file of plain arrays: {error}") from None
     rows = {array.shape[0] if array.ndim else 0 for array in arrays.values()}
     if len(rows) != 1 or 0 in rows:

@@ -28,6 +28,13 @@ def test_what_v2_lacks_is_named():
         random_rows([InputSpec("x", "BF16", ())], 1, seed=1)
 
 
+@pytest.mark.parametrize("content", [b"", b"text", b"PK"])
+def test_a_file_of_another_kind_is_named(content, tmp_path):
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(click.ClickException, match=r"a\.npz is no npz file of plain arrays: ."):
+        load_npz(tmp_path / "a.npz")
+
+
 def test_arrays_of_different_lengths_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros(2), y=np.zeros(3))
     with pytest.raises(click.ClickException, match="same number of rows"):
