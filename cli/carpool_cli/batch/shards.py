@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shutil import copyfileobj
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -58,8 +57,8 @@ def lines(path: Path, shard: Shard) -> Lines:
     return Lines(min(begin, end), end, number)
 
 
-def join(output: Path, of: int, assemble: Callable[[list[Path], Path], None] | None) -> list[Path]:
-    """Join the outputs of all shards into one, in order, with the lines of their errors; return what was joined.
+def join(output: Path, of: int, assemble: Callable[[list[Path], Path], None] | None) -> int:
+    """Join the outputs of all shards into one, in order, with the lines of their errors; return the number of these.
 
     ``assemble`` combines files whose format is not lines. Raises ``click.ClickException`` if one is missing, or the
     output exists.
@@ -77,17 +76,21 @@ def join(output: Path, of: int, assemble: Callable[[list[Path], Path], None] | N
     else:
         _concatenate(parts, made)
     errors = [found for part in parts if (found := _with(part, ".errors.jsonl")).exists()]
-    if errors:
-        _concatenate(errors, _with(output, ".errors.jsonl"))
+    bad = _concatenate(errors, _with(output, ".errors.jsonl")) if errors else 0
     made.replace(output)
-    return parts
+    return bad
 
 
-def _concatenate(parts: list[Path], output: Path) -> None:
+def _concatenate(parts: list[Path], output: Path) -> int:
+    """Write the parts one after the other; return the number of lines."""
+    count = 0
     with output.open("wb") as whole:
         for part in parts:
             with part.open("rb") as stream:
-                copyfileobj(stream, whole)
+                while chunk := stream.read(CHUNK):
+                    count += chunk.count(b"\n")
+                    whole.write(chunk)
+    return count
 
 
 def _with(path: Path, suffix: str) -> Path:

@@ -159,8 +159,9 @@ def command(
     part = _shard(shards, shard, join=join)
     if join:
         assert shards is not None  # noqa: S101 - for the type checker: checked
-        parts = sharding.join(output, shards, formats.Npz.join if output.suffix == ".npz" else None)
-        click.echo(f"{len(parts)} shards joined: {output}")
+        bad = sharding.join(output, shards, formats.Npz.join if output.suffix == ".npz" else None)
+        click.echo(f"{shards} shards joined: {output}")
+        _skipped(bad, output)
         return
     if part is not None:
         output = part.output(output)
@@ -339,6 +340,11 @@ def _kept(journal: Journal) -> str:
 
 def _summary(answered: int, skipped: int, output: Path, how: str) -> None:
     click.echo(f"{answered} rows answered ({how}): {output}")
-    if skipped:
-        click.echo(f"{skipped} bad rows skipped, named in {output}.errors.jsonl")
+    _skipped(skipped, output)
+
+
+def _skipped(bad: int, output: Path) -> None:
+    """Name the bad rows and exit, if there are any."""
+    if bad:
+        click.echo(f"{bad} bad rows skipped, named in {output}.errors.jsonl")
         sys.exit(3)

@@ -38,7 +38,12 @@ def test_only_finished_shards_are_joined(tmp_path):
     with pytest.raises(click.ClickException, match="out-00001-of-00002"):
         join(output, 2, None)
     unfinished.unlink()
-    join(output, 2, None)
+    assert join(output, 2, None) == 0
     assert output.read_text() == "0\n1\n"
     with pytest.raises(click.ClickException, match="exists already"):
         join(output, 2, None)
+    output.unlink()
+    for index, errors in enumerate(("a\nb\n", "c\n")):
+        Shard(index, 2).output(output).with_suffix(".jsonl.errors.jsonl").write_text(errors)
+    assert join(output, 2, None) == 3
+    assert (tmp_path / "out.jsonl.errors.jsonl").read_text() == "a\nb\nc\n"

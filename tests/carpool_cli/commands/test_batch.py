@@ -255,7 +255,8 @@ def test_shards_together_are_one_run_and_a_killed_one_resumes(echo, nasty, carpo
         assert [result.exit_code for result in results] == [0, 0, 0, 3], results[-1].output
         assert "continuing after row" in results[3].output
     joined = carpool("batch", path, output, "--upstream", echo, "--shards", 4, "--join")
-    assert joined.exit_code == 0, joined.output
+    assert joined.exit_code == 3, joined.output
+    assert joined.output.endswith(f"2 bad rows skipped, named in {output}.errors.jsonl\n")
     assert output.read_text() == whole.read_text()
     errors = [json.loads(line) for line in lines(tmp_path / "out.jsonl.errors.jsonl")]
     assert [error["line"] for error in errors] == [98, 101]
