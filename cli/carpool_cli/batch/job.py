@@ -272,6 +272,8 @@ class Job:
                     raise TargetError(str(error), input_fault=True) from None
                 if is_last:
                     raise Stopped(str(error)) from None
+                if self._stopping.is_set():  # the call was abandoned here: the server is not to blame
+                    raise Stopped(str(error)) from None
                 seconds = max(2.0**attempt, error.retry_after)
                 self._waits(f"{error}; sent again in {format_seconds(seconds)}")
                 if self._stopping.wait(seconds):
