@@ -26,7 +26,9 @@ class BadFile(click.ClickException):
     exit_code = 2
 
 
-def get(address: Address, path: str, timeout: float, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+def get(
+    address: Address, path: str, timeout: float, headers: Mapping[str, str] | Mapping[str, bytes] | None = None
+) -> tuple[int, bytes]:
     """Return the status and body of a GET. ``path`` is whole: ``address.path`` is not put before it.
 
     Raises one of ``NO_ANSWER``.

@@ -106,7 +106,8 @@ class AdminClient:
         self.address = address
         self._known = key is not None or ticket is not None
         authorization = ticket or f"Bearer {key}"
-        self._headers = {"Authorization": authorization} if self._known else {}
+        # As bytes: http.client knows Latin-1 only, and the sidecar compares UTF-8.
+        self._headers = {"Authorization": authorization.encode()} if self._known else {}
         self._timeout = timeout
 
     def report(self, *, arrivals: bool = False) -> Report:
@@ -226,10 +227,9 @@ def client_of(address: Address, key_file: Path | None, workload: str | None) -> 
 
     Raises ``click.ClickException`` if the file can't be read, or can't sign tickets.
     """
-    key = key_of(key_file)
     if workload is None:
-        return AdminClient(address, key)
-    if key is None:
+        return AdminClient(address, key_of(key_file))
+    if key_file is None:
         raise click.UsageError("--workload needs --key-file: the operator's private key signs the ticket")
     parts = workload.split("/")
     if len(parts) != 3 or not all(parts):
@@ -238,7 +238,9 @@ def client_of(address: Address, key_file: Path | None, workload: str | None) -> 
     from carpool_operator.api.model import Target  # noqa: PLC0415 - comes with the extra, too
 
     try:
-        return AdminClient(address, ticket=signing.Signer(key.encode()).ticket(Target(*parts), time.time()))
+        return AdminClient(
+            address, ticket=signing.Signer(_content(key_file).encode()).ticket(Target(*parts), time.time())
+        )
     except signing.BadKey as error:
         raise click.ClickException(f"{key_file}: {error}") from None
 
@@ -246,10 +248,20 @@ def client_of(address: Address, key_file: Path | None, workload: str | None) -> 
 def key_of(path: Path | None) -> str | None:
     """Read the admin key.
 
-    Raises ``click.ClickException`` if the file can't be read.
+    Raises ``click.ClickException`` if the file can't be read, or is not one line.
     """
+    if path is None:
+        return None
+    key = _content(path)
+    if len(key.splitlines()) != 1:
+        more = "more than one line; with the operator's private key, give --workload, too" if key else "empty"
+        raise click.ClickException(f"no admin key in {path}: it is {more}")
+    return key
+
+
+def _content(path: Path) -> str:
     try:
-        return None if path is None else path.read_text("utf-8").strip()
+        return path.read_text("utf-8").strip()
     except OSError as error:
         raise click.ClickException(f"no admin key in {path}: {error.strerror}") from None
     except UnicodeDecodeError:

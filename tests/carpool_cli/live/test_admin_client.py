@@ -35,8 +35,8 @@ def test_what_is_no_admin_port_says_so(url, says, echo):
 
 def test_a_key_is_read_and_needed(launched, echo, tmp_path):
     path = tmp_path / "key"
-    path.write_text("secret\n")
-    assert key_of(path) == "secret"
+    path.write_text("s\xe9cret \u20ac\n", "utf-8")
+    assert key_of(path) == "s\xe9cret \u20ac"
     assert key_of(None) is None
     with pytest.raises(click.ClickException, match="nowhere"):
         key_of(tmp_path / "nowhere")
@@ -44,7 +44,19 @@ def test_a_key_is_read_and_needed(launched, echo, tmp_path):
         with pytest.raises(AdminError, match="--key-file"):
             client(started.admin).report()
         address = ADDRESS.convert(started.admin, None, None)
-        assert AdminClient(address, "secret").report().generation == 1
+        assert client_of(address, path, None).report().generation == 1
+
+
+@pytest.mark.parametrize(("content", "says"), [(b" \n\n", "it is empty"), (b"one\r\ntwo", "give --workload, too")])
+def test_a_key_that_is_not_one_line_is_refused(content, says, carpool, tmp_path):
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    for command in ("explain", "top", "savings", ("simulate", "--from-running")):
+        words = (command,) if isinstance(command, str) else command
+        result = carpool(*words, "http://127.0.0.1:9", "--key-file", path)
+        assert result.exit_code == 1, result.output
+        assert result.output.startswith(f"Error: no admin key in {path}: it is ")
+        assert says in result.output
 
 
 @contextmanager
