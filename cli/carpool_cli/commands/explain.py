@@ -20,6 +20,7 @@ from carpool_cli.live.jobs import jobs_line
 from carpool_cli.live.streams import engine_line, learned_line, streamed
 from carpool_cli.live.unbatched import message_of, not_batched, not_merged, too_large, too_slow
 from carpool_cli.options import ADDRESS, DURATION, Address, opening
+from carpool_cli.printable import printable
 from carpool_sidecar.protocols import route
 
 if TYPE_CHECKING:
@@ -95,11 +96,11 @@ def command(
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
         return
     for line in [*too_slow(after), *not_merged(after), *posted(after), *token_streams(after), *jobs(after)]:
-        click.echo(line)
+        click.echo(printable(line))
     if not explanation.tuned:
         click.echo("nothing is tuned here: parameters are fixed, or the mode is Hold")
     for gone in after.rolled_back:
-        click.echo(taken_back(gone))
+        click.echo(printable(taken_back(gone)))
     if not shown and not after.token_streams.models:
         click.echo("no decision yet: no request that could be batched has come")
     for each in shown:
@@ -108,7 +109,7 @@ def command(
     if not lines and not after.token_streams.models:
         lines = [] if posted(after) else ["no request has come yet"]
     for line in ["", *lines] if lines else []:
-        click.echo(line)
+        click.echo(printable(line))
 
 
 def observe(before: Report | None, after: Report) -> dict[str, Figures]:
@@ -195,7 +196,7 @@ def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str
             "          requests that others would make late for the SLO are refused early: "
             + _why_early(decision.predicted, slo)
         )
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _why_early(forecast: Predicted | None, slo: float) -> str:

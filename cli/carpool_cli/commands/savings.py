@@ -37,6 +37,7 @@ from carpool_cli.planning.savings import (
     table,
     total,
 )
+from carpool_cli.printable import printable
 from carpool_cli.profiling import device_profile
 
 if TYPE_CHECKING:
@@ -309,13 +310,13 @@ def _show(found: Sequence[Workload], failed: Sequence[str], *, as_json: bool) ->
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
         return
     for workload in found:
-        click.echo(f"{workload.name}; {workload.rate:,.1f} requests/s")
+        click.echo(printable(f"{workload.name}; {workload.rate:,.1f} requests/s"))
         click.echo(assumptions.lines(table(workload)))
         click.echo(workload.note)
         for note in workload.beware:
-            click.echo(f"beware: {note}")
+            click.echo(printable(f"beware: {note}"))
     for each in failed:
-        click.echo(f"left out: {each}")
+        click.echo(printable(f"left out: {each}"))
     if len(found) > 1:
         click.echo("in all, but for what is left out" if failed else "in all")
         click.echo(assumptions.lines(table(total(found))))

@@ -15,6 +15,7 @@ from carpool_cli.kubectl.output import FORMATS, document
 from carpool_cli.kubectl.screen import show, table
 from carpool_cli.options import FiniteRange
 from carpool_cli.planning.money import Price, written
+from carpool_cli.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -148,7 +149,7 @@ def command(*, everywhere: bool, gpu_hour: float | None, prices_file: Path | Non
     ]
     if output is not None:
         for line in never:
-            click.echo(line, err=True)
+            click.echo(printable(line), err=True)
         click.echo(document(to_builtins(rows), output), nl=False)
         return
     if not rows and never:

@@ -16,6 +16,7 @@ from carpool.policy.plain import PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy
 from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
 from carpool_cli.options import need
+from carpool_cli.printable import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +30,10 @@ END_OF_TIME = 253_402_214_400
 
 
 class AdminError(Exception):
-    """The admin port does not answer, or not as a sidecar's."""
+    """The admin port does not answer, or not as a sidecar's; one line for a terminal."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class Predicted(Struct, frozen=True, rename="camel"):

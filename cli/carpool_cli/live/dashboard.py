@@ -20,6 +20,7 @@ from carpool_cli.live.first_call import wrapped
 from carpool_cli.live.jobs import jobs_line
 from carpool_cli.live.streams import Streamed, engine_line, only_streams, streamed
 from carpool_cli.live.unbatched import message_of, not_batched, not_merged, too_slow
+from carpool_cli.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -101,16 +102,16 @@ class Sight(Struct, frozen=True, kw_only=True):
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column()
-        rows: list[tuple[str, str | Text]] = [("slo", Text(line, "bold red")) for line in too_slow(report)]
-        rows += [("batches", Text(line, "bold red")) for line in not_merged(report)]
+        rows: list[tuple[str, str | Text]] = [("slo", _text(line, "bold red")) for line in too_slow(report)]
+        rows += [("batches", _text(line, "bold red")) for line in not_merged(report)]
         if not only_streams(report):
             rows += self._batches(max(min(width - BESIDE, HISTORY), 8))
         rows += [
-            ("taken back", Text(f"{gone.model or 'model'}: {gone.rejected.describe()}: {gone.reason}", "bold red"))
+            ("taken back", _text(f"{gone.model or 'model'}: {gone.rejected.describe()}: {gone.reason}", "bold red"))
             for gone in report.rolled_back
         ]
         if report.change_error is not None:
-            rows.append(("change", Text(report.change_error, "bold red")))
+            rows.append(("change", _text(report.change_error, "bold red")))
         if engine := engine_line(report.token_streams):
             rows += [("streams", engine), *(("", str(each)) for each in self.streams[:PATHS])]
         if kept := jobs_line(report.jobs):
@@ -122,8 +123,7 @@ class Sight(Struct, frozen=True, kw_only=True):
             stalls = report.stalls
             rows.append(("host", f"paused {stalls.count} times, {duration(stalls.seconds)} in all"))
         for row in rows:
-            # Models' names and paths are clients' texts: rich would read a str as markup.
-            grid.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+            grid.add_row(*(_text(cell) if isinstance(cell, str) else cell for cell in row))
         page.add_row(grid)
         asked = any(model.arrivals for model in report.stats.models.values()) or report.token_streams.models
         if self.hint and not asked:
@@ -180,14 +180,19 @@ class Sight(Struct, frozen=True, kw_only=True):
         several = len({each.model for each in self.explanation.decisions}) > 1
         for each in shown_decisions(self.explanation.decisions):
             decision = each.decision
-            line = Text(f"{each.model or 'model'} " if several else "")
+            line = _text(f"{each.model or 'model'} " if several else "")
             line.append(str(decision.reason), "cyan" if decision.change else "")
             again = f" ({each.times} times)" if each.times > 1 else ""
-            line.append(f"{again}: {message_of(each, not_batched(self.report))}", "default")
+            line.append(printable(f"{again}: {message_of(each, not_batched(self.report))}"), "default")
             table.add_row(ago(self.now - each.at), line)
         if not self.explanation.decisions:
             table.add_row("", Text("none yet" if self.explanation.tuned else "none: nothing is tuned", "dim"))
         return table
+
+
+def _text(line: str, style: str = "") -> Text:
+    """Return a line as it is. Clients choose the names of models and paths: rich would read a str as markup."""
+    return Text(printable(line), style)
 
 
 def _encodable(segment: Segment, encoding: str) -> Segment:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from carpool_cli.printable import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
@@ -121,9 +123,9 @@ def readable(line: str) -> str:
     """Format a line of the log for users: ``12:34:56 info     event  field=value``."""
     fields = event_of(line)
     if "event" not in fields:
-        return line
+        return printable(line)
     rest = "".join(f"  {name}={value}" for name, value in fields.items() if name not in {"time", "level", "event"})
-    return f"{str(fields.get('time', ''))[11:19]} {fields.get('level', ''):8} {fields['event']}{rest}"
+    return printable(f"{str(fields.get('time', ''))[11:19]} {fields.get('level', ''):8} {fields['event']}{rest}")
 
 
 def explained(line: str, path: Path, ports: dict[int, str]) -> str:

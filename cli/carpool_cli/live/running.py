@@ -13,6 +13,7 @@ from carpool.policy.spec import TuningMode
 from carpool_cli.live.admin_client import AdminError
 from carpool_cli.live.figures import duration, number
 from carpool_cli.live.streams import only_streams
+from carpool_cli.printable import printable
 
 if TYPE_CHECKING:
     from carpool.exchange.report import Lane, Report, Stalls
@@ -65,7 +66,7 @@ class Running(NamedTuple):
     @property
     def name(self) -> str:
         """The model's name for users."""
-        return self.model or "model"
+        return printable(self.model) or "model"
 
 
 def read(client: AdminClient, model: str | None) -> Running:

@@ -29,6 +29,7 @@ from carpool_cli.planning.parameter_map import Plane
 from carpool_cli.planning.recommending import Recommendation, highest_load, recommend
 from carpool_cli.planning.replaying import How, load
 from carpool_cli.planning.simulating import TYPICAL, Figures, Twin, distinct, show
+from carpool_cli.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -388,7 +389,7 @@ def _tell(found: Running, answer: WhatIf) -> None:
         decision = found.decision.decision
         verb = "changed" if decision.change else "kept"
         ago = duration(max(round(time.time() - found.decision.at), 0))
-        click.echo(f"its tuner, {ago} ago: {verb}, {decision.reason}: {decision.message}")
+        click.echo(printable(f"its tuner, {ago} ago: {verb}, {decision.reason}: {decision.message}"))
     click.echo()
     show(answer.results, answer.slo_seconds, 1 - found.policy.slo.percentiles[-1][0])
     click.echo(f"\nrecommended: {best.parameters.describe()}")
@@ -407,7 +408,7 @@ def _tell(found: Running, answer: WhatIf) -> None:
                 f"{name}, with {parameters.max_in_flight} in flight, is on another map: --plot and --json have it"
             )
     for note in answer.notes:
-        click.echo(f"beware: {note}")
+        click.echo(printable(f"beware: {note}"))
 
 
 @contextmanager

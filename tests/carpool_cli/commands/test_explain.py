@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 
 import pytest
 from msgspec.structs import replace
@@ -312,6 +313,20 @@ def test_a_running_sidecar_explains_itself(up, carpool):
     document = json.loads(carpool("explain", up.admin, "--over", "0s", "--json").output)
     assert document["tuned"] is True
     assert set(document) == {"tuned", "decisions", "observed", "lastBusy", "forwarded", "tokenStreams"}
+
+
+def test_names_that_clients_made_up_do_not_control_the_terminal(launched, nasty, carpool):
+    name = "%1B%5B31mred%C2%9B"
+    with nasty("--model", name) as server, launched("--upstream", server, "--slo-p99", "50ms") as started:
+        for _ in range(20):
+            url = f"{started.data}/v1/models/{name}:predict"
+            with urllib.request.urlopen(url, b'{"instances": [[1.5]]}', timeout=30) as answer:  # noqa: S310 - ours
+                answer.read()
+        looks = [("explain", "--over", "0s"), ("top", "--once"), ("savings",), ("simulate", "--from-running")]
+        told = {look[0]: carpool(*look, started.admin).output for look in looks}
+    for command, text in told.items():
+        assert r"\x1b[31mred\x9b" in text, command
+        assert text.replace("\n", "").isprintable(), command
 
 
 @pytest.mark.parametrize("look", [("explain", "--over", "5s"), ("top", "--once")])

@@ -232,6 +232,34 @@ def test_names_of_models_and_paths_are_no_markup(name):
     assert line(lines, "alone").endswith(f"  {name} 2")
 
 
+def test_names_of_models_and_paths_do_not_control_the_terminal():
+    name = "\x1b[31mm\x9b\u202e"
+    durations = [0] * (len(DURATION_BOUNDS) + 1)
+    durations[18] = 9
+    gone = RolledBack(
+        model=name, generation=4, rejected=Parameters(), back_to=Parameters(), back_to_generation=3, reason="r", at=0.0
+    )
+    entry = ModelEntry(
+        name=name, version="", lane=name, merges=False, max_batch=None, axis=name, verified="refuted", evidence=name
+    )
+    odd = report(
+        3.0,
+        forwarded=[Forwarded(method="POST", path=f"/{name}", requests=9, hits=9, durations=durations)],
+        lanes={name: replace(LANE, service_seconds=(0.0, 0.2))},
+        alone=[Alone("m", name, 2)],
+        models=[entry],
+        rolled_back=[gone],
+        change_error=name,
+    )
+    decisions = [decided(1.0, Reason.CONVERGED, model=each) for each in (name, "n")]
+    watch = Watch("carpool")
+    watch.look(report(1.0), NONE, 0.0)
+    lines = drawn(watch.look(odd, Explanation(tuned=True, decisions=decisions), 4.0), width=160)
+    assert all(each.isprintable() for each in lines)
+    for label in ("slo", "batches", "taken back", "change", "forwarded", "alone", r"\x1b[31mm\x9b\u202e"):
+        assert r"\x1b[31mm\x9b\u202e" in line(lines, label)
+
+
 def test_bars():
     assert sparkline([0.0, 0.01, 4.0, 8.0]) == " ▁▄█"
     assert sparkline([4.0], top=8.0) == "▄"

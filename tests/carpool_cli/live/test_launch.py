@@ -47,6 +47,7 @@ def test_a_line_of_the_log_reads_like_one():
     line = '{"time":"2026-11-21T12:37:40.676+00:00","level":"info","event":"listening","data":"127.0.0.1:1"}'
     assert readable(line) == "12:37:40 info     listening  data=127.0.0.1:1"
     assert readable("Traceback") == "Traceback"
+    assert readable('{"event":"refused","path":"/\\u001b[31m"}').endswith(r"refused  path=/\x1b[31m")
     assert event_of("[1]") == {}
 
 
