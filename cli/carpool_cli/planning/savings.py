@@ -34,6 +34,8 @@ COUNTED = "as counted"
 AS_IT_RUNS = "the pods that run"
 ZERO_WAIT = "zero wait"
 IN_FORCE = "in force now"
+RETUNED = "Carpool, retuned"
+"""The setting that ``Apply`` has on fewer or more replicas than now, where that is another one than now."""
 BEST = "Carpool at best"
 
 WINDOW = 60.0
@@ -169,6 +171,8 @@ def savings(
     ways.append((BEST, replica.tuned(situation, Aim(), load=rates)))
     zero = _way(ZERO_WAIT, ways[1][1], load, price, None)
     found = [_way(each, table, load, price, zero) for each, table in ways]
+    if now is not None:
+        found = [_retuned(way, now) if way.name == IN_FORCE else way for way in found]
     if now is not None and pods is not None:
         one, each_has = replica.fixed(situation, now, rates), _mean(load) / pods
         running = Counted(3600 * pods * one.utilization(each_has), pods, pods)
@@ -179,6 +183,11 @@ def savings(
     asked = [each for each in (by_hand, now) if each is not None and not (each is now and retunes)]
     beware = [*beware, *_beyond(situation), *(note for each in asked if (note := _unmeasured(situation, each)))]
     return Workload(name=name, rate=_mean(load), ways=found, note=_note(found[-1], zero), beware=tuple(beware))
+
+
+def _retuned(way: Way, now: Parameters) -> Way:
+    """Return what ``Apply`` makes of the setting in force, with the name of what it is there."""
+    return way if way.setting == now.describe() else replace(way, name=RETUNED)
 
 
 def _beyond(situation: Situation) -> Iterator[str]:
@@ -205,12 +214,14 @@ def _unmeasured(situation: Situation, parameters: Parameters) -> str:
 
 
 def total(workloads: Sequence[Workload]) -> list[Way]:
-    """Add up the ways that all workloads have."""
+    """Add up the ways that all workloads have; what is in force adds to what is retuned elsewhere."""
     sums = []
-    names = [way.name for way in workloads[0].ways]
-    for name in (each for each in names if all(each in {way.name for way in one.ways} for one in workloads)):
-        ways = [next(way for way in one.ways if way.name == name) for one in workloads]
-        zeros = [next(way for way in one.ways if way.name == ZERO_WAIT) for one in workloads]
+    every = [{way.name: way for way in one.ways} for one in workloads]
+    if any(RETUNED in ways for ways in every):
+        every = [{RETUNED if name == IN_FORCE else name: way for name, way in ways.items()} for ways in every]
+    for name in (each for each in every[0] if all(each in ways for ways in every)):
+        ways = [each[name] for each in every]
+        zeros = [each[ZERO_WAIT] for each in every]
         device, of_zero = (sum(way.device_seconds for way in each) for each in (ways, zeros))
         moneys = [way.money for way in ways if way.money is not None]
         gains = [way.money_gain for way in ways if way.money_gain is not None]

@@ -84,7 +84,8 @@ def test_pods_that_run_cost_as_many_as_they_are_and_have_their_share_of_the_load
     assert running.replicas_gain == zero.replicas - 6
     # At 50/s each, hardly two requests share a batch: about 5.5 ms of each request.
     assert running.device_seconds == pytest.approx(3600 * 300 * 0.0055, rel=0.1)
-    assert running.device_seconds > 1.2 * ways(found)["in force now"].device_seconds
+    after = ways(found)["Carpool, retuned" if retunes else "in force now"]
+    assert running.device_seconds > 1.2 * after.device_seconds
     assert not any("too few" in each for each in found.beware)
 
 
@@ -108,8 +109,11 @@ def test_what_a_tuner_put_in_force_is_not_frozen_on_fewer_replicas():
     load = [Stretch(3600.0, 4 * 75.0)]
     frozen = ways(savings.savings("m", live, POLICY, load, now=weak))
     tuned = ways(savings.savings("m", live, POLICY, load, now=weak, retunes=True))
-    assert tuned["in force now"].device_seconds < 0.9 * frozen["in force now"].device_seconds
-    assert tuned["in force now"].replicas <= frozen["in force now"].replicas
+    retuned = tuned["Carpool, retuned"]
+    assert "in force now" not in tuned, "it is another setting"
+    assert retuned.setting != weak.describe() == frozen["in force now"].setting
+    assert retuned.device_seconds < 0.9 * frozen["in force now"].device_seconds
+    assert retuned.replicas <= frozen["in force now"].replicas
     alone = savings.savings("m", live, POLICY, [Stretch(3600.0, 75.0)], now=weak, retunes=True)
     assert ways(alone)["in force now"].setting == weak.describe(), "at its own load it is what runs"
 
@@ -144,6 +148,17 @@ def test_totals_add_up_over_workloads(busy):
         assert way.device_gain == pytest.approx(one.device_gain)
     other = replace(busy, ways=[way for way in busy.ways if way.name != "by hand"])
     assert "by hand" not in {way.name for way in savings.total([busy, other])}
+
+
+def test_what_is_in_force_adds_to_what_is_retuned_elsewhere(busy):
+    def named(name):
+        return replace(busy, ways=[replace(way, name=name) if way.name == "by hand" else way for way in busy.ways])
+
+    retuned, other = named("Carpool, retuned"), named("in force now")
+    for both in ([retuned, other], [other, retuned]):
+        (way,) = [way for way in savings.total(both) if way.name == "Carpool, retuned"]
+        assert way.replicas == 2 * ways(busy)["by hand"].replicas
+    assert "in force now" in {way.name for way in savings.total([other, other])}
 
 
 def test_device_seconds_agree_with_requests_simulated_one_by_one(busy):
