@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
-import uvloop
 from rich.markup import escape
 
 from carpool_cli.demo import day, filetypes, picture, real_models, tables, tower
-from carpool_cli.demo.processes import DemoError, Processes
+from carpool_cli.demo.play import play
+from carpool_cli.demo.processes import Processes
 from carpool_cli.demo.screen import Screen
 from carpool_cli.profiling import device_profile
 
@@ -23,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from carpool_cli.profiling.device_profile import DeviceProfile
-
-STOPPED = 130
-"""Exit code after Ctrl-C, as in shells."""
 
 
 class Scale(NamedTuple):
@@ -49,18 +44,16 @@ QUICK = Scale(one_by_one=1.0, tuned=1.5, day=2.0, hours=(("night", 15.0), ("morn
 
 async def run(folder: Path, files: Path, profile: DeviceProfile, screen: Screen, scale: Scale) -> None:
     """Show everything; raises ``DemoError`` if something is wrong."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
+    started = time.monotonic()
     screen.step(
         f"[bold]Carpool[/], about {scale.minutes:.0f} minutes: two real models in the sidecar itself, then a day on a "
         "stand-in for an accelerator. Real processes and requests on 127.0.0.1; Ctrl-C ends them all"
     )
     outcomes = []
     for make in (partial(filetypes.model, files, 20.0), partial(tower.model, folder, scale.width, 100.0)):
+        model = await asyncio.to_thread(make)
         with Processes(folder) as processes:
-            outcomes.append(await real_models.show(make(), processes, screen, scale.one_by_one, scale.tuned))
+            outcomes.append(await real_models.show(model, processes, screen, scale.one_by_one, scale.tuned))
     with Processes(folder) as processes:
         lived = await day.live(profile, scale.hours, scale.day, processes, screen)
     screen.title("In short")
@@ -74,9 +67,10 @@ async def run(folder: Path, files: Path, profile: DeviceProfile, screen: Screen,
     screen.step("Carpool's changes of the day, and why")
     for hour, reason, message in lived.decisions:
         screen.note(f"[dim]{hour:<10}[/] [bold]{reason}[/]: {escape(message)}")
-    picture.draw(folder / "demo.png", lived, outcomes)
+    await asyncio.to_thread(picture.draw, folder / "demo.png", lived, outcomes)
     screen.console.print()
     screen.step(f"picture: {escape(str(folder / 'demo.png'))}; configurations and logs of all processes are beside it")
+    screen.step(f"done in {time.monotonic() - started:.0f} s; nothing is left running")
 
 
 @click.command()
@@ -104,18 +98,8 @@ def command(*, quick: bool, folder: Path, files: Path, profile: Path) -> None:
             f"there is no {profile} here: start it in the repository's folder, or name --profile"
         )
     device = device_profile.load(profile)
-    folder.mkdir(parents=True, exist_ok=True)
     screen = Screen()
-    started = time.monotonic()
-    try:
-        uvloop.run(run(folder, files.resolve(), device, screen, QUICK if quick else FULL))
-    except asyncio.CancelledError:
-        screen.console.print("\nstopped; nothing is left running")
-        sys.exit(STOPPED)
-    except (DemoError, OSError) as error:
-        screen.console.print(f"\n[red]{escape(str(error))}[/]", soft_wrap=True)
-        sys.exit(1)
-    screen.step(f"done in {time.monotonic() - started:.0f} s; nothing is left running")
+    play(folder, screen, partial(run, folder, files.resolve(), device, screen, QUICK if quick else FULL))
 
 
 if __name__ == "__main__":

@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import signal
-import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 import matplotlib as mpl
-import uvloop
 from rich.markup import escape
 from rich.table import Table
 
@@ -27,6 +25,7 @@ import matplotlib.pyplot as plt
 from carpool.generation.requests import Slo
 from carpool_cli.demo import random_model
 from carpool_cli.demo.picture import BLUE, GREY, RED, STYLE
+from carpool_cli.demo.play import play
 from carpool_cli.demo.processes import DemoError, Processes
 from carpool_cli.demo.screen import Screen
 from carpool_cli.demo.streams_load import arrivals, at_once, offered
@@ -46,7 +45,6 @@ OVERLOAD = 1.6
 """Offered load, relative to the engine's answers per second when it always has 16 requests."""
 WARM_UP = 8.0
 """Seconds in which the gate learns; the plot includes them, the figures do not."""
-STOPPED = 130
 
 
 class Arm(NamedTuple):
@@ -57,19 +55,17 @@ class Arm(NamedTuple):
     report: StreamReport
 
 
-async def run(folder: Path, screen: Screen, seconds: float, size: str) -> list[Arm]:
+async def run(folder: Path, screen: Screen, seconds: float, size: str) -> None:
     """Show both; raises ``DemoError`` if something is wrong."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
+    started = time.monotonic()
     if importlib.util.find_spec("openvino_genai") is None:
         raise DemoError("OpenVINO GenAI is not installed: pip install 'carpool-serving[llm]'")
     screen.step("[bold]Carpool[/]: a language model of random weights, computed by OpenVINO GenAI on one core")
     model = folder / "random.gguf"
-    random_model.write(model, random_model.SIZES[size])
+    await asyncio.to_thread(random_model.write, model, random_model.SIZES[size])
     llm = {"path": str(model), "threads": 1, "kvTokens": 65536}
-    rate, arms = 0.0, []
+    rate = 0.0
+    arms: list[Arm] = []
     for name, slo in (("no gate", {"latency": {"p99": "60s"}}), ("Carpool's gate", TARGETS)):
         screen.title(name)
         with Processes(folder) as processes:
@@ -82,7 +78,11 @@ async def run(folder: Path, screen: Screen, seconds: float, size: str) -> list[A
                     f"it answers {rate / OVERLOAD:.1f} requests/s when it always has 16; {rate:.1f}/s are offered"
                 )
             arms.append(await _live(name, arrivals(host, int(port), rate, seconds, 3), sidecar, screen, seconds))
-    return arms
+    screen.title("The figures")
+    screen.console.print(table(arms))
+    await asyncio.to_thread(draw, folder / "generative.png", arms)
+    name = escape(str(folder / "generative.png"))
+    screen.step(f"picture: {name}; done in {time.monotonic() - started:.0f} s")
 
 
 async def _live(name: str, generator: StreamGenerator, sidecar: Running, screen: Screen, seconds: float) -> Arm:
@@ -177,21 +177,8 @@ def command(*, seconds: float, folder: Path, size: str) -> None:
 
     Starts real processes on 127.0.0.1 and ends them all, also on Ctrl-C. Exits 1 when something went wrong.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     screen = Screen()
-    started = time.monotonic()
-    try:
-        arms: list[Any] = uvloop.run(run(folder, screen, seconds, size))
-    except asyncio.CancelledError:
-        screen.console.print("\nstopped; nothing is left running")
-        sys.exit(STOPPED)
-    except (DemoError, OSError) as error:
-        screen.console.print(f"\n[red]{escape(str(error))}[/]", soft_wrap=True)
-        sys.exit(1)
-    screen.title("The figures")
-    screen.console.print(table(arms))
-    draw(folder / "generative.png", arms)
-    screen.step(f"picture: {escape(str(folder / 'generative.png'))}; done in {time.monotonic() - started:.0f} s")
+    play(folder, screen, partial(run, folder, screen, seconds, size))
 
 
 if __name__ == "__main__":

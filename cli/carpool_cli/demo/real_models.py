@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections import Counter
@@ -141,7 +142,7 @@ async def show(
     Raises ``DemoError`` for a wrong answer.
     """
     screen.title(model.title)
-    timed = worth(model.path, model.inputs, before_seconds)
+    timed = await asyncio.to_thread(worth, model.path, model.inputs, before_seconds)
     best = min(timed.sizes, key=timed.per_row)
     screen.step(
         f"onnxruntime by itself, one core: a row takes {timed.per_row(1) * 1e3:.2f} ms of CPU alone, at best "

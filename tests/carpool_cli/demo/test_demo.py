@@ -7,11 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from carpool.policy.durations import Quantity
 from carpool_cli.demo import day, filetypes, tower
@@ -90,6 +92,29 @@ def test_ctrl_c_ends_everything(tmp_path):
     assert process.returncode == 130
     assert "nothing is left running" in said
     assert running(tmp_path) == []
+
+
+@pytest.mark.real
+def test_ctrl_c_does_not_wait_for_a_computation(tmp_path):
+    process = subprocess.Popen(demo(tmp_path), stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own command
+    for line in process.stdout:
+        if "classifies files" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "onnxruntime by itself" not in said, "it had computed to the end"
+    assert said.endswith("stopped; nothing is left running\n")
+
+
+@pytest.mark.parametrize("module", ["carpool_cli.demo.__main__", "carpool_cli.demo.generative"])
+def test_a_folder_that_can_not_be_made_is_named(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(import_module(module).command, ["--out", str(tmp_path / "file" / "below")])
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit)
+    assert "Not a directory" in done.output
+    assert "file/below" in done.output
 
 
 @pytest.mark.real
