@@ -60,8 +60,8 @@ async def run(folder: Path, files: Path, profile: DeviceProfile, screen: Screen,
     for line in tables.verdicts(lived, outcomes):
         screen.console.print(line)
     screen.title("The figures")
-    screen.console.print(tables.of_models(outcomes))
-    screen.console.print(tables.of_day(lived))
+    screen.table(tables.of_models(outcomes))
+    screen.table(tables.of_day(lived))
     for line in tables.notes(lived):
         screen.console.print(f"[dim]{escape(line)}[/]")
     screen.step("Carpool's changes of the day, and why")

@@ -79,7 +79,7 @@ async def run(folder: Path, screen: Screen, seconds: float, size: str) -> None:
                 )
             arms.append(await _live(name, arrivals(host, int(port), rate, seconds, 3), sidecar, screen, seconds))
     screen.title("The figures")
-    screen.console.print(table(arms))
+    screen.table(table(arms))
     await asyncio.to_thread(draw, folder / "generative.png", arms)
     name = escape(str(folder / "generative.png"))
     screen.step(f"picture: {name}; done in {time.monotonic() - started:.0f} s")

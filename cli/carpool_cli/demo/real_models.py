@@ -174,7 +174,7 @@ async def show(
     finally:
         await client.close()
     screen.step("what a row takes, ms, by the rows in its batch")
-    screen.console.print(Padding(_prices(timed, looks[-1], model.name), (0, 0, 0, 8)))
+    screen.table(Padding(_prices(timed, looks[-1], model.name), (0, 0, 0, 8), expand=False))
     checked, merged, furthest = (sum(c[0] for c in checks), sum(c[1] for c in checks), max(c[2] for c in checks))
     if model.words:
         screen.step(f"some of the {len(model.words)} answers, all of them the same as those of {model.name}'s own API")

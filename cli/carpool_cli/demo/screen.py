@@ -12,12 +12,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from rich.console import RenderableType
+
+WIDE = 140
+"""Columns that the tables need."""
+
 
 class Screen:
     """Output for users; a file or a pipe gets the same lines without the bars."""
 
     def __init__(self) -> None:
-        self.console = Console(highlight=False, width=None if Console().is_terminal else 140)
+        self.console = Console(highlight=False, width=None if Console().is_terminal else WIDE)
+        self._wide = Console(highlight=False, width=max(self.console.width, WIDE))
         self._started = time.monotonic()
 
     def title(self, text: str) -> None:
@@ -32,6 +38,10 @@ class Screen:
     def note(self, text: str) -> None:
         """Print a note on the step."""
         self.console.print(f"        {text}", soft_wrap=True)
+
+    def table(self, table: RenderableType) -> None:
+        """Print a table; a narrower terminal wraps its lines, as columns of three letters can't be read."""
+        self._wide.print(table)
 
     @contextmanager
     def load(self, seconds: float) -> Iterator[Callable[[float, str], None]]:
