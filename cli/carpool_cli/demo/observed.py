@@ -23,7 +23,7 @@ class Look(NamedTuple):
     times: list[float] | None
     """Batch latency in seconds by rows, as far as known."""
     cpu: float
-    """CPU seconds of its process."""
+    """CPU seconds of its process and its tuner's."""
 
 
 class Count(NamedTuple):
@@ -54,7 +54,7 @@ class Span(NamedTuple):
     device_time: float
     """Seconds with a batch in flight, per request served."""
     cpu: float
-    """CPU seconds per served request, including parsing; 0 if the system does not report them."""
+    """CPU seconds per served request, including parsing and the tuner; 0 if the system does not report them."""
     busy: float
     """Share of the time with a batch in flight."""
     mean_batch: float

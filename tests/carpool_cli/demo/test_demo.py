@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from carpool.policy.durations import Quantity
 from carpool_cli.demo import day, filetypes, tower
 from carpool_cli.demo.load import report_on
-from carpool_cli.demo.processes import DemoError, Processes
+from carpool_cli.demo.processes import DemoError, Processes, Running
 from carpool_cli.load.loadgen import Recording
 from carpool_sidecar.admin.metrics import METRICS
 from carpool_sidecar.config.settings import parse
@@ -132,6 +132,24 @@ async def test_a_process_that_ends_is_named_with_the_end_of_its_log(tmp_path):
     named = r"(?s)wrong ended with code 2.*upstream.*name exactly one"
     with Processes(tmp_path) as processes, pytest.raises(DemoError, match=named):
         await processes.sidecar("wrong", {"policy": {"slo": {"latency": {"p99": "50ms"}}}})
+
+
+BURNS = "import sys, time\nwhile time.process_time() < 0.5: pass\nprint('burnt', flush=True)\nsys.stdin.read(1)"
+WAITS = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURNS!r}])\nprint('ended', flush=True)\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a /proc")
+def test_the_cpu_time_of_a_process_has_that_of_its_children(tmp_path):
+    command = [sys.executable, "-c", f"{WAITS}sys.stdin.read(1)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603 - our own
+        running_one = Running("parent", "", "", tmp_path, process)
+        assert process.stdout.readline() == b"burnt\n"
+        assert running_one.cpu_seconds() > 0.4  # the system counts ticks of 10 ms
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"ended\n"
+        assert running_one.cpu_seconds() > 0.4
+    assert running_one.cpu_seconds() == 0.0
 
 
 @pytest.mark.real
