@@ -64,7 +64,7 @@ async def run(folder: Path, files: Path, profile: DeviceProfile, screen: Screen,
     screen.table(tables.of_day(lived))
     for line in tables.notes(lived):
         screen.console.print(f"[dim]{escape(line)}[/]")
-    screen.step("Carpool's changes of the day, and why")
+    screen.step("Carpool's changes of the day, and why" if lived.decisions else "Carpool changed nothing in the day")
     for hour, reason, message in lived.decisions:
         screen.note(f"[dim]{hour:<10}[/] [bold]{reason}[/]: {escape(message)}")
     await asyncio.to_thread(picture.draw, folder / "demo.png", lived, outcomes)

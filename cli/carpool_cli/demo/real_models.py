@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from functools import partial
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -81,9 +82,13 @@ class RealModel(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """A part of a load; ``how`` its requests were batched most of that time."""
+    """A part of a load; ``how`` its requests were batched most of that time.
+
+    ``chosen``: by a change during the load; else it was so from the start.
+    """
 
     how: str
+    chosen: bool
     span: Span
     report: Report
 
@@ -227,10 +232,18 @@ async def _stretch(
 
 def _seen(model: str, driven: Driven, looks: Sequence[Look], start: float, stop: float) -> Stretch:
     # From the last poll before it: the window begins there, so that it is never empty.
-    window = looks[max(sum(seen.at <= start for seen in looks) - 1, 0) :]
-    ways = Counter(seen.parameters.describe() for seen in window).most_common()
-    how = ways[0][0] if len(ways) == 1 else f"{ways[0][0]} (mostly)"
-    return Stretch(how, between(window[0], window[-1], model), report_on(driven.recording, start, stop - start, SLO))
+    first = max(sum(seen.at <= start for seen in looks) - 1, 0)
+    window = looks[first:]
+    how, chosen = mostly([seen.parameters.describe() for seen in looks], first)
+    report = report_on(driven.recording, start, stop - start, SLO)
+    return Stretch(how, chosen, between(window[0], window[-1], model), report)
+
+
+def mostly(settings: Sequence[str], first: int) -> tuple[str, bool]:
+    """Return the most frequent setting from the poll ``first`` on, and whether a change of this load led to it."""
+    (most, _), *others = Counter(settings[first:]).most_common()
+    changed = dropwhile(lambda each: each == settings[0], settings)
+    return f"{most} (mostly)" if others else most, most in changed
 
 
 async def _explain(client: Client, screen: Screen, since: float) -> None:

@@ -115,8 +115,9 @@ def verdicts(day: Day, outcomes: Sequence[Outcome]) -> list[str]:
         worth = f"worth {outcome.worth:.1f}x at best"
         if outcome.worth < NEXT_TO_NOTHING:
             worth = f"worth next to nothing ({outcome.worth:.2f}x at best)"
+        chose = "chose" if outcome.after.chosen else "kept what it begins with,"
         lines.append(
-            f"[bold]{outcome.model.name}[/]: batching is {worth} on this CPU. Carpool chose "
+            f"[bold]{outcome.model.name}[/]: batching is {worth} on this CPU. Carpool {chose} "
             f"[bold]{outcome.after.how}[/]: {after.mean_batch:.1f} rows per batch, {after.cost * 1e3:.2f} ms of "
             f"{'CPU' if after.cpu else 'device time'} a request; one by one {before.cost * 1e3:.2f}, "
             f"so {before.cost / after.cost:.2f}x in this run"
@@ -134,17 +135,34 @@ def _of_day(day: Day) -> list[str]:
     if all(at_night):
         asked, answered = (_p50(found) for found in at_night)
         lines.append(
-            f"[bold]at {day.hours[quiet][0]}[/] the device has room, so Carpool adds no wait: p50 {answered}, "
-            f"{asked} without Carpool"
+            f"[bold]at {day.hours[quiet][0]}[/] the device is {ours.hours[quiet].busy:.0%} busy, and Carpool adds "
+            f"{_in_words(_waits(day, quiet))}: p50 {answered}, {asked} without Carpool"
         )
+    mine, other, waits = ours.hours[rush], zero_wait.hours[rush], _waits(day, rush)
+    held = sum(wait > 0 for wait in waits) > len(waits) / 2
+    # Less work per row, not rows that were refused.
+    buys = held and mine.device_time < other.device_time and round(mine.busy, 2) < round(other.busy, 2)
+    wait = _in_words(waits)
     lines.append(
-        f"[bold]at {day.hours[rush][0]}[/] the device is {ours.hours[rush].busy:.0%} busy with Carpool, "
-        f"{zero_wait.hours[rush].busy:.0%} with zero wait: that room is what the wait buys. "
-        f"{ours.hours[rush].report.good_share:.1%} and {zero_wait.hours[rush].report.good_share:.1%} are in time"
+        f"[bold]at {day.hours[rush][0]}[/] the device is {mine.busy:.0%} busy with Carpool, {other.busy:.0%} with zero "
+        f"wait{f': that room is what {wait} buys' if buys else f'; Carpool adds {wait}'}. "
+        f"{mine.report.good_share:.1%} and {other.report.good_share:.1%} are in time"
     )
     if day.saved is not None:
         lines.append(f"[bold]carpool savings[/]: {day.saved.in_words()}")
     return lines
+
+
+def _waits(day: Day, hour: int) -> list[float]:
+    """Return Carpool's wait in a part of the day, in seconds: at its start, and whenever it was polled."""
+    share, choices = day.seconds / len(day.hours), day.arms[-1].choices
+    before = [each for each in choices if each.at <= hour * share]
+    within = [each for each in choices if hour * share < each.at <= (hour + 1) * share]
+    return [0.0 if each.parameters.pass_through else each.parameters.max_wait for each in [*before[-1:], *within]]
+
+
+def _in_words(waits: Sequence[float]) -> str:
+    return f"a wait of up to {format_seconds(max(waits))}" if any(waits) else "no wait"
 
 
 def _of_arm(arm: Arm) -> str:
