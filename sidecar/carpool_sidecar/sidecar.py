@@ -147,7 +147,7 @@ class Sidecar:
             int(config.bodies.max_request),
             counts_queue=upstream is not None and upstream.count_queue,
         )
-        app.jobs = None if self.jobs is None else JobsApp(self.jobs)
+        app.jobs = None if self.jobs is None else JobsApp(self.jobs, budget)
         self.forwarded = app.forwarded
         self.data = Server(
             app,

@@ -93,7 +93,7 @@ class Answer(Struct, frozen=True):
 
     status: int
     headers: list[tuple[bytes, bytes]]
-    body: bytes
+    body: bytes | memoryview
 
 
 class File(Struct, frozen=True):

@@ -357,6 +357,79 @@ async def test_a_file_without_room_is_refused_by_the_options_name(started):
             assert "jobs.maxBytes" in answer.json["error"]["message"]
 
 
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.fixture
+async def small(world, tmp_path):
+    """A sidecar that may hold 12 MiB of bodies, and a client."""
+    jobs = {"path": str(tmp_path / "jobs.db")}
+    return await world.start(bodies={"maxRequest": "4Mi", "maxBuffered": "12Mi"}, jobs=jobs)
+
+
+@pytest.fixture
+async def waiting():
+    """Clients that send one text and then wait; ``leave`` ends them."""
+    opened = []
+
+    async def connect(address, text):
+        host, _, port = address.rpartition(":")
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, host, int(port))
+        transport.write(text)
+        opened.append(transport)
+
+    def leave():
+        while opened:
+            opened.pop().abort()
+
+    connect.leave = leave
+    yield connect
+    leave()
+
+
+UNFINISHED = (
+    b"POST /v1/files HTTP/1.1\r\nhost: test\r\ncontent-type: multipart/form-data; boundary=B\r\n"
+    b'content-length: 9999999\r\n\r\n--B\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+)
+
+
+async def test_uploads_count_as_held_and_those_without_room_are_refused(world, small, waiting):
+    sidecar, client = small
+    held = sidecar.data.budget
+    for _ in range(60):
+        await waiting(sidecar.address, UNFINISHED + b"x" * 200_000)
+    await world.until(lambda: 60 * 199_000 < held.held <= 60 * 200_000)
+    refused = await file_of(client, b"x" * 800_000)
+    assert (refused.status, refused.json["error"]["code"]) == (503, "buffers-full")
+    assert "bodies.maxBuffered" in refused.json["error"]["message"]
+    waiting.leave()
+    await world.until(lambda: held.held == 0)
+    assert (await file_of(client, b"x" * 800_000)).status == 200
+    assert held.held == 0
+
+
+async def test_a_result_counts_as_held_until_it_is_read_and_one_without_room_is_refused(world, small, waiting):
+    sidecar, client = small
+    answer = b"y" * 8_000_000
+    world.model.behave = lambda exchange: exchange.respond(200, [], answer)
+    job = await ended(client, (await submit(client)).json)
+    held = sidecar.data.budget
+    await world.until(lambda: held.held == 0)
+    world.model.holding = True
+    path = f"/v1/jobs/{job['id']}/result".encode()
+    # The result waits behind the answer to an earlier request of the connection.
+    first = b'POST %b HTTP/1.1\r\nhost: test\r\ncontent-length: 17\r\n\r\n{"instances":[1]}' % TARGET.encode()
+    await waiting(sidecar.address, first + b"GET %b HTTP/1.1\r\nhost: test\r\n\r\n" % path)
+    await world.until(lambda: world.model.held and held.held >= len(answer))
+    refused = await result(client, job)
+    assert (refused.status, refused.json["reason"]) == (503, "buffers-full")
+    assert "bodies.maxBuffered" in refused.json["error"]
+    world.model.release()
+    await world.until(lambda: held.held == 0)
+    read = await result(client, job)
+    assert (read.status, read.body) == (200, answer)
+
+
 # ------------------------------------------------------------------------------------------------------ begin and end
 
 

@@ -6,9 +6,10 @@ import hmac
 from time import time
 from typing import TYPE_CHECKING
 
+from carpool_sidecar.http1.memory import count_while_alive, counts_itself
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.jobs.api import submission
-from carpool_sidecar.jobs.api.handling import Handling, Page, respond
+from carpool_sidecar.jobs.api.handling import Handling, Page, no_room, respond
 from carpool_sidecar.jobs.api.openai import OpenAI
 from carpool_sidecar.jobs.api.shapes import shown_job
 from carpool_sidecar.jobs.records import Refused, State
@@ -16,6 +17,7 @@ from carpool_sidecar.jobs.records import Refused, State
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from carpool_sidecar.http1.memory import Budget
     from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.jobs.desk import Desk
 
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
 class JobsApp:
     """Routes exchanges. Everything that touches the disk is awaited; the loop goes on meanwhile."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, budget: Budget) -> None:
         self._desk = desk
+        self._budget = budget
         self._openai = OpenAI(desk)
 
     def serves(self, path: bytes) -> bool:
@@ -104,10 +107,18 @@ class JobsApp:
         respond(exchange, 200, shown_job(cancelled.job) | ({"deleted": True} if cancelled.forgotten else {}))
 
     async def _result(self, exchange: Exchange) -> None:
-        """Send the model's answer unchanged."""
+        """Send the model's answer unchanged. It is counted as held before it is read."""
         desk, identity = self._desk, _identity(exchange)
-        job, answer = await desk.writer.do(lambda: desk.store.answer(identity))
+        size = await desk.writer.do(lambda: desk.store.answer_size(identity))
+        if not exchange.charge(size):
+            raise no_room("the result")
+        found = await desk.writer.do(lambda: None if exchange.ended else desk.store.answer(identity))
+        if found is None:
+            return  # the client left
+        job, answer = found
         if answer is not None:
+            if counts_itself(answer.body):
+                count_while_alive(answer.body, self._budget)
             exchange.respond(answer.status, answer.headers, answer.body)
         elif job.state in {State.QUEUED, State.RUNNING}:
             text = f"the job is {job.state}: ask again"

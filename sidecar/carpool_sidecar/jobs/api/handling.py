@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from carpool_sidecar.http1.server.intake import BUFFERS_FULL
 from carpool_sidecar.jobs.records import Refused
 
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ class Handling(Aside):
 def respond(exchange: Exchange, status: int, plain: object, headers: list[tuple[bytes, bytes]] | None = None) -> None:
     """Answer with JSON."""
     exchange.respond(status, [*(headers or []), *JSON], msgspec.json.encode(plain) + b"\n")
+
+
+def no_room(what: str) -> Refused:
+    """Return the refusal of what the budget for bodies has no room for."""
+    return Refused(503, BUFFERS_FULL, f"bodies.maxBuffered has no room for {what}: try again later, or raise it")
 
 
 class Page:

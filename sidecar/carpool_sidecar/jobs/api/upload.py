@@ -7,7 +7,7 @@ import secrets
 from time import time
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.jobs.api.handling import Aside, respond
+from carpool_sidecar.jobs.api.handling import Aside, no_room, respond
 from carpool_sidecar.jobs.api.multipart import Form, FormError, Part
 from carpool_sidecar.jobs.api.shapes import shown_file
 from carpool_sidecar.jobs.records import Refused
@@ -107,6 +107,8 @@ class Upload(Aside):
             return
         assert self._part is not None  # noqa: S101 - for the type checker: bytes belong to a part
         if self._part.name == "file" and self._part.file is not None:
+            if not self._exchange.charge(len(event)):
+                raise no_room("a file")
             for piece in self._content.add(event):
                 self._write(piece)
             return
@@ -122,9 +124,11 @@ class Upload(Aside):
         if self._waiting >= AHEAD:
             self._exchange.pause_reading()
         done = self._desk.writer.do(lambda: batches.add_piece(file, number, piece))
-        done.add_done_callback(self._written)
+        size = len(piece)
+        done.add_done_callback(lambda done: self._written(done, size))
 
-    def _written(self, done: asyncio.Future[Any]) -> None:
+    def _written(self, done: asyncio.Future[Any], size: int) -> None:
+        self._exchange.refund(size)
         self._waiting -= 1
         if self._waiting < AHEAD and not self._over:
             self._exchange.resume_reading()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from carpool_sidecar.http1.memory import Region
 from carpool_sidecar.jobs.records import ANY, Answer, Call, Job, Outcome, Refused, Rest, State, Task, path_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ MOST_INTERRUPTED = 5
 PURGED = 2000
 """Rows that one sweep deletes at most: some 20 ms."""
 
+READ = 1 << 20
+"""Bytes of an answer that are read at once."""
+
 _OPEN = (State.QUEUED, State.RUNNING)
 _COLUMNS = "id, state, method, target, created, expires, started, ended, attempts, rerun, status, reason"
 
@@ -48,6 +52,7 @@ class JobStore:
 
     def __init__(self, database: Database, settings: Jobs) -> None:
         self._run = database.connection.execute
+        self._blob = database.connection.blobopen
         self._key = database.key
         self._settings = settings
         self.totals: dict[str, int] = {}
@@ -119,16 +124,23 @@ class JobStore:
         ).fetchall()
         return [_job(row) for row in rows[:limit]], len(rows) > limit
 
+    def answer_size(self, identity: str) -> int:
+        """Return the bytes of the body that ``answer`` reads."""
+        row = self._run(
+            "SELECT length(data) FROM answers WHERE seq = (SELECT seq FROM jobs WHERE id = ?)", (identity,)
+        ).fetchone()
+        return 0 if row is None else row[0]
+
     def answer(self, identity: str) -> tuple[Job, Answer | None]:
-        """Return a job and the model's answer, if there is one."""
+        """Return a job and the model's answer, if there is one; its body is a view of a ``Region``."""
         job = self.get(identity)
         row = self._run(
-            "SELECT headers, data FROM answers WHERE seq = (SELECT seq FROM jobs WHERE id = ?)", (identity,)
+            "SELECT headers, seq FROM answers WHERE seq = (SELECT seq FROM jobs WHERE id = ?)", (identity,)
         ).fetchone()
         if row is None or job.status is None:
             return job, None
         pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in _headers.decode(row[0])]
-        return job, Answer(job.status, pairs, row[1])
+        return job, Answer(job.status, pairs, self._body(row[1]))
 
     def cancel(self, identity: str, now: float) -> Cancelled:
         """Cancel a job, or delete one that has ended."""
@@ -214,6 +226,16 @@ class JobStore:
         for (sequence,) in late:
             self._end(sequence, State.FAILED, "expired", now)
         return PURGED in {len(old), len(late)}
+
+    def _body(self, sequence: int) -> bytes | memoryview:
+        with self._blob("answers", "data", sequence, readonly=True) as blob:
+            size = len(blob)
+            if not size:
+                return b""
+            region = Region(size)
+            while piece := blob.read(READ):
+                region.add(piece, size)
+            return region.finish()
 
     def _end(self, sequence: int | object, state: State, reason: str | None, now: float) -> None:
         """End a job: its request is not needed any more."""

@@ -85,7 +85,7 @@ def written(
         response = {
             "status_code": answer.status,
             "request_id": identity.decode("latin-1"),
-            "body": _body(answer.body),
+            "body": _body(bytes(answer.body)),
         }
     if outcome.reason is not None:
         error = {"code": outcome.reason, "message": REASONS.get(outcome.reason, outcome.reason)}

@@ -48,17 +48,22 @@ class Writer:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
     def _run(self) -> None:
-        while (first := self._queue.get()) is not None:
-            jobs, ends = [first], False
-            while len(jobs) < TOGETHER and not self._queue.empty():
-                following = self._queue.get()
-                if following is None:
-                    ends = True
-                    break
-                jobs.append(following)
-            self._together(jobs)
-            if ends:
-                return
+        while self._run_some():
+            pass
+
+    def _run_some(self) -> bool:
+        """Run the waiting work; return whether more may come. While the thread waits it keeps no result alive."""
+        if (first := self._queue.get()) is None:
+            return False
+        jobs = [first]
+        while len(jobs) < TOGETHER and not self._queue.empty():
+            following = self._queue.get()
+            if following is None:
+                self._together(jobs)
+                return False
+            jobs.append(following)
+        self._together(jobs)
+        return True
 
     def _together(self, jobs: list[Job]) -> None:
         run = self._connection.execute
