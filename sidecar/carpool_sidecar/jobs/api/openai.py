@@ -15,6 +15,7 @@ from carpool_sidecar.jobs.api.handling import Gauge, Handling, Page, respond
 from carpool_sidecar.jobs.api.shapes import shown_batch, shown_file, shown_list
 from carpool_sidecar.jobs.api.upload import Upload
 from carpool_sidecar.jobs.records import UNREADABLE, Refused
+from carpool_sidecar.jobs.storage.batches import Mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -82,10 +83,10 @@ class OpenAI:
         """Send a file piece by piece, at the client's pace."""
         desk, file, gauge = self._desk, await self._found(exchange), Gauge()
         exchange.start(200, [(b"content-type", b"application/x-ndjson")], file.size, gauge)
-        cursor: int | None = 0
-        while cursor is not None and not exchange.ended:
-            at = cursor
-            data, cursor = await desk.writer.do(lambda at=at: desk.batches.piece(file, at))  # type: ignore[misc] # bound now
+        mark: Mark | None = Mark()
+        while mark is not None and not exchange.ended:
+            at = mark
+            data, mark = await desk.writer.do(lambda at=at: desk.batches.piece(file, at))  # type: ignore[misc] # bound now
             exchange.write(data)
             await gauge.wait()
         exchange.end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -31,11 +31,19 @@ _BATCH = (
 _JSON = [("content-type", "application/json")]
 
 
+class Mark(NamedTuple):
+    """Where to go on in a file: at its piece, or its line, of this number; ``at``: bytes of the line that were read."""
+
+    number: int = 0
+    at: int = 0
+
+
 class Batches:
     """The files and batches. All methods are work for the writer's thread."""
 
     def __init__(self, database: Database, store: JobStore, settings: Jobs) -> None:
         self._run = database.connection.execute
+        self._blob = database.connection.blobopen
         self._store = store
         self._settings = settings
         self._piece: tuple[int, bytes] = (-1, b"")
@@ -102,24 +110,34 @@ class Batches:
         )
         return found[:limit], len(found) > limit
 
-    def piece(self, file: File, cursor: int) -> tuple[bytes, int | None]:
-        """Return the next bytes of a file, and the next cursor; None: the end.
-
-        ``cursor`` begins with 0. It is the number of a piece, or of the line after which results follow.
-        """
+    def piece(self, file: File, mark: Mark) -> tuple[bytes, Mark | None]:
+        """Return the next bytes of a file, less than two pieces, and the next mark; None: the end."""
         if file.batch is None:
-            row = self._run("SELECT data FROM pieces WHERE place = ?", (file.seq << SHIFT | cursor,)).fetchone()
-            return (b"", None) if row is None else (row[0], cursor + 1)
-        parts, size = [], 0
+            row = self._run("SELECT data FROM pieces WHERE place = ?", (file.seq << SHIFT | mark.number,)).fetchone()
+            return (b"", None) if row is None else (row[0], Mark(mark.number + 1))
+        parts: list[bytes] = []
+        size = 0
         for place, data in self._run(
-            "SELECT place, data FROM results WHERE place > ? AND place < ? AND failed = ? ORDER BY place",
-            (file.batch << SHIFT | cursor, file.batch + 1 << SHIFT, file.failed),
+            "SELECT place, CASE WHEN length(data) <= ? THEN data END FROM results"
+            " WHERE place >= ? AND place < ? AND failed = ? ORDER BY place",
+            (PIECE, file.batch << SHIFT | mark.number, file.batch + 1 << SHIFT, file.failed),
         ):
+            number = place & (1 << SHIFT) - 1
+            if data is None:
+                return (b"".join(parts), Mark(number)) if parts else self._part(place, Mark(number, mark.at))
             parts.append(data)
             size += len(data)
             if size >= PIECE:
-                return b"".join(parts), place & (1 << SHIFT) - 1
+                return b"".join(parts), Mark(number + 1)
         return b"".join(parts), None
+
+    def _part(self, place: int, mark: Mark) -> tuple[bytes, Mark]:
+        """Return the next piece of a long result."""
+        with self._blob("results", "data", place, readonly=True) as blob:
+            blob.seek(mark.at)
+            data, whole = blob.read(PIECE), len(blob)
+        at = mark.at + len(data)
+        return data, Mark(mark.number, at) if at < whole else Mark(mark.number + 1)
 
     # Batches
 

@@ -8,7 +8,7 @@ import pytest
 from carpool.policy.durations import Duration, Quantity
 from carpool_sidecar.jobs.api.upload import Content
 from carpool_sidecar.jobs.records import Answer, Outcome, Place, Refused, Rest, Stage
-from carpool_sidecar.jobs.storage.batches import PIECE
+from carpool_sidecar.jobs.storage.batches import PIECE, Mark
 
 ENDPOINT = "/v1/completions"
 LINES = 20_000
@@ -38,9 +38,9 @@ def created(disk, text, seconds=100.0):
 
 
 def content(disk, identity):
-    file, cursor, parts = disk.batches.file(identity), 0, []
-    while cursor is not None:
-        data, cursor = disk.batches.piece(file, cursor)
+    file, mark, parts = disk.batches.file(identity), Mark(), []
+    while mark is not None:
+        data, mark = disk.batches.piece(file, mark)
         parts.append(data)
     whole = b"".join(parts)
     assert len(whole) == file.size
@@ -241,9 +241,9 @@ def test_memory_is_bounded_however_many_lines_there_are(disk):
             for task in tasks:
                 disk.batches.finish(good(task), 0.0)
         run("COMMIT")
-        file, cursor, lines = disk.batches.file(disk.batches.get(batch.id).output), 0, 0
-        while cursor is not None:
-            data, cursor = disk.batches.piece(file, cursor)
+        file, mark, lines = disk.batches.file(disk.batches.get(batch.id).output), Mark(), 0
+        while mark is not None:
+            data, mark = disk.batches.piece(file, mark)
             lines += data.count(b"\n")
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
@@ -259,12 +259,27 @@ def test_large_results_are_read_a_few_at_a_time(disk):
     for task in disk.batches.claim(40, 0.0):
         answer = b'"%b"' % (b"x" * (PIECE // 3))
         disk.batches.finish(Outcome(task.of, Answer(200, [], answer)), 0.0)
-    file, cursor, sizes = disk.batches.file(disk.batches.get(batch.id).output), 0, []
-    while cursor is not None:
-        data, cursor = disk.batches.piece(file, cursor)
+    file, mark, sizes = disk.batches.file(disk.batches.get(batch.id).output), Mark(), []
+    while mark is not None:
+        data, mark = disk.batches.piece(file, mark)
         sizes.append(len(data))
     assert sum(sizes) == file.size
     assert max(sizes) < 2 * PIECE
+
+
+def test_a_long_result_is_read_in_pieces(disk):
+    disk = disk(max_bytes=Quantity(2**30))
+    batch = created(disk, b"".join(map(line, range(4))))
+    lengths = (5, 3 * PIECE, 10, PIECE)
+    for task, length in zip(disk.batches.claim(4, 0.0), lengths, strict=True):
+        disk.batches.finish(Outcome(task.of, Answer(200, [], b'"%b"' % (b"x" * length))), 0.0)
+    output = disk.batches.get(batch.id).output
+    assert [len(one["response"]["body"]) for one in content(disk, output)] == list(lengths)
+    file, mark, sizes = disk.batches.file(output), Mark(), []
+    while mark is not None:
+        data, mark = disk.batches.piece(file, mark)
+        sizes.append(len(data))
+    assert max(sizes) <= PIECE
 
 
 def test_many_bad_lines_are_passed_in_one_go(disk):
