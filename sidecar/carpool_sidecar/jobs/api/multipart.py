@@ -8,6 +8,9 @@ from typing import NamedTuple
 LONGEST_HEAD = 8192
 """Bytes of a part's headers."""
 
+MOST_PARTS = 16
+"""Parts of a form; OpenAI's clients send 2 to 4."""
+
 _BOUNDARY = re.compile(rb'multipart/form-data\s*;(?:.*;)?\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
 _NAME = re.compile(rb'[;\s]name="([^"]*)"', re.IGNORECASE)
 _FILE = re.compile(rb'[;\s]filename="([^"]*)"', re.IGNORECASE)
@@ -36,7 +39,7 @@ class Form:
         self._rest = b"\r\n"  # the body may start with the first delimiter
         self._inside = False
         self._head = False
-        self._began = False
+        self._parts = 0
         self.complete = False
         """Whether the last delimiter has come."""
 
@@ -86,6 +89,9 @@ class Form:
         name, file = _NAME.search(disposition), _FILE.search(disposition)
         if name is None:
             raise FormError("a part of the form has no name")
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            raise FormError(f"the form has over {MOST_PARTS} parts: send the fields purpose and file only")
         events.append(
             Part(name[1].decode("utf-8", "replace"), None if file is None else file[1].decode("utf-8", "replace"))
         )

@@ -113,8 +113,8 @@ class Upload(Aside):
                 self._write(piece)
             return
         value = self._fields.get(self._part.name, b"") + event
-        if len(value) > LONGEST_FIELD or len(self._fields) > 16:
-            raise _wrong(f"field {self._part.name[:40]!r} is too long, or there are too many")
+        if len(value) > LONGEST_FIELD:
+            raise _wrong(f"field {self._part.name[:40]!r} is over {LONGEST_FIELD} bytes, which is too long")
         self._fields[self._part.name] = value
 
     def _write(self, piece: bytes) -> None:

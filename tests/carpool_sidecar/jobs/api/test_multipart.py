@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool_sidecar.jobs.api.multipart import Form, FormError, Part
+from carpool_sidecar.jobs.api.multipart import MOST_PARTS, Form, FormError, Part
 
 KIND = b"multipart/form-data; boundary=B0"
 
@@ -64,3 +64,9 @@ def test_heads_are_bounded_and_need_a_name():
         Form(KIND).feed(b"--B0\r\n" + b"x" * 10_000)
     with pytest.raises(FormError, match="no name"):
         Form(KIND).feed(b"--B0\r\nContent-Disposition: form-data\r\n\r\n")
+
+
+def test_parts_are_bounded():
+    assert len(read(Form(KIND), [written((b"f%d" % number, b"") for number in range(MOST_PARTS))])) == MOST_PARTS
+    with pytest.raises(FormError, match="over 16 parts: send the fields purpose and file only"):
+        Form(KIND).feed(written([(b"f", b"")] * (MOST_PARTS + 1)))
