@@ -188,11 +188,15 @@ def _key(config: SidecarConfig) -> str | None:
     if config.api_key_file is None:
         return None
     try:
-        return Path(config.api_key_file).read_text("utf-8").strip()
+        key = Path(config.api_key_file).read_text("utf-8").strip()
     except OSError as error:
-        why = error.strerror
+        why = str(error.strerror)
     except UnicodeDecodeError:
         why = "not UTF-8"
+    else:
+        if key.isprintable() and key:
+            return key
+        why = "not one line of text" if key else "empty"
     raise PolicyError("apiKeyFile", f"{config.api_key_file!r}: {why}: name a file that holds the admin key")
 
 

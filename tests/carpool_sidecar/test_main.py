@@ -158,6 +158,18 @@ def test_a_missing_key_file_is_named_with_its_field(world_config, config_file, t
 
 
 @pytest.mark.parametrize("check", [["--check"], []])
+@pytest.mark.parametrize(
+    ("text", "why"), [("", "empty"), (" \n\n", "empty"), ("one\ntwo\n", "not one line"), ("a\0b", "not one line")]
+)
+def test_a_key_file_without_one_key_is_refused(world_config, config_file, tmp_path, capsys, check, text, why):
+    """An empty key would open the admin port to `Authorization: Bearer ` with nothing after it."""
+    (tmp_path / "key").write_text(text)
+    path = config_file(json.dumps(json.loads(world_config) | {"apiKeyFile": str(tmp_path / "key")}))
+    assert main(["--config", str(path), *check]) == WRONG_CONFIG
+    assert f"apiKeyFile: '{tmp_path / 'key'}': {why}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("check", [["--check"], []])
 def test_an_upstream_that_is_the_sidecar_itself_is_refused(config_file, capsys, check):
     policy = "policy: {slo: {latency: {p99: 50ms}}}"
     path = config_file(f"upstream: {{url: 'http://localhost:9090'}}\n{policy}")
