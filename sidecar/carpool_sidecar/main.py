@@ -18,6 +18,7 @@ from carpool_sidecar.config import own_address
 from carpool_sidecar.config.descriptors import raise_limit
 from carpool_sidecar.config.hints import not_utf8
 from carpool_sidecar.config.settings import SidecarConfig, is_address, parse, parse_injected
+from carpool_sidecar.jobs.desk import credential
 from carpool_sidecar.llm import process
 from carpool_sidecar.logs import set_up
 from carpool_sidecar.sidecar import Sidecar, onnx_backend
@@ -70,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="only check the configuration: print OK and exit 0 if it is valid, else exit 2",
+        help="only check the configuration and that the files it names are there: print OK and exit 0, else exit 2",
     )
     parser.add_argument(
         "--listen", type=_address, metavar="HOST:PORT", help="data port, instead of the file's `listen`"
@@ -179,9 +180,11 @@ def check(config: SidecarConfig, *, listen: str | None = None, admin: str | None
     if config.public_key is not None:
         Authority(config.public_key, config.target)
     if config.onnx is not None:
-        onnx_backend()
+        onnx_backend().check(config.onnx)
     if config.llm is not None:
         process.check(config.llm)
+    if config.jobs is not None:
+        credential(config.jobs)
 
 
 def _key(config: SidecarConfig) -> str | None:

@@ -170,6 +170,33 @@ def test_a_key_file_without_one_key_is_refused(world_config, config_file, tmp_pa
 
 
 @pytest.mark.parametrize("check", [["--check"], []])
+def test_a_missing_model_file_is_named_with_its_field(config_file, tmp_path, capsys, check):
+    model = tmp_path / "model.onnx"
+    path = config_file(json.dumps({"onnx": {"path": str(model)}, "policy": {"slo": SLO}}))
+    assert main(["--config", str(path), *check]) == WRONG_CONFIG
+    assert f"onnx.path: there is no file {model}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("check", [["--check"], []])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [(None, "No such file or directory"), ("", "has to hold one line"), ("a\nb", "has to hold one line")],
+)
+def test_a_credential_for_jobs_that_cannot_be_read_is_named(
+    world_config, config_file, tmp_path, capsys, check, text, why
+):
+    key = tmp_path / "key"
+    if text is not None:
+        key.write_text(text)
+    jobs = {"path": str(tmp_path / "jobs.db"), "authorizationFile": str(key)}
+    path = config_file(json.dumps(json.loads(world_config) | {"jobs": jobs}))
+    assert main(["--config", str(path), *check]) == WRONG_CONFIG
+    says = capsys.readouterr().err
+    assert f"jobs.authorizationFile: '{key}'" in says
+    assert why in says
+
+
+@pytest.mark.parametrize("check", [["--check"], []])
 def test_an_upstream_that_is_the_sidecar_itself_is_refused(config_file, capsys, check):
     policy = "policy: {slo: {latency: {p99: 50ms}}}"
     path = config_file(f"upstream: {{url: 'http://localhost:9090'}}\n{policy}")

@@ -31,7 +31,7 @@ from carpool_sidecar.backends.arrays import (
 )
 from carpool_sidecar.backends.base import Document, Traffic
 from carpool_sidecar.backends.dimensions import Dimension, axis_of
-from carpool_sidecar.backends.sessions import Model
+from carpool_sidecar.backends.sessions import Model, check
 from carpool_sidecar.http1.messages import find, parts_of
 from carpool_sidecar.protocols import route
 
@@ -79,6 +79,11 @@ class OnnxBackend:
             self._log.warning(
                 "the model is served without batching", extra={"model": self.model, "detail": self._axis.reason}
             )
+
+    @staticmethod
+    def check(config: Onnx) -> None:
+        """Check what can be checked before the file is loaded; raises ``PolicyError``."""
+        check(config.path)
 
     def send(
         self,

@@ -131,9 +131,14 @@ def _convolves(path: str | Path) -> bool:
         return any(data.find(each) >= 0 for each in _CONVOLUTIONS)
 
 
-def _open(path: str | Path, threads: int, device: Device) -> Any:  # noqa: ANN401 - the runtime publishes no types
+def check(path: str | Path) -> None:
+    """Raise ``PolicyError`` if there is no file."""
     if not Path(path).is_file():
-        raise PolicyError("onnx.path", f"there is no file {path}")
+        raise PolicyError("onnx.path", f"there is no file {path}: name the model's .onnx file")
+
+
+def _open(path: str | Path, threads: int, device: Device) -> Any:  # noqa: ANN401 - the runtime publishes no types
+    check(path)
     built = CUDA in onnxruntime.get_available_providers()
     if device == "CUDA" and not built:
         raise PolicyError(

@@ -40,7 +40,7 @@ class Desk:
         log: logging.Logger,
     ) -> None:
         self.settings = settings
-        self.credential = _credential(settings.authorization_file)
+        self.credential = credential(settings)
         self._database = Database(settings.path)
         self.store = JobStore(self._database, settings)
         self.batches = Batches(self._database, self.store, settings)
@@ -124,7 +124,9 @@ class Desk:
             self._log.error("jobs are not run any more", exc_info=error)
 
 
-def _credential(path: str | None) -> bytes | None:
+def credential(settings: Jobs) -> bytes | None:
+    """Return the value of the header that jobs are sent with; raises ``PolicyError`` if its file can't be used."""
+    path = settings.authorization_file
     if path is None:
         return None
     try:
