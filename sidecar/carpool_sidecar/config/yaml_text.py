@@ -1,4 +1,4 @@
-"""YAML without repeated keys: PyYAML would keep the last one silently."""
+"""YAML without repeated keys, of which PyYAML would keep the last one silently, and without endless copies."""
 
 from __future__ import annotations
 
@@ -8,9 +8,40 @@ import yaml
 
 from carpool_sidecar.config.hints import not_utf8
 
+MOST_COPIED = 100_000
+"""Characters that all aliases stand for. Nine aliases on each of nine lines stand for 9^9 copies of the first one."""
+
 
 class _Loader(yaml.SafeLoader):
-    """``SafeLoader`` that refuses repeated keys."""
+    """``SafeLoader`` that refuses repeated keys, and too many copies by aliases."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._size = 0
+        """Of what was read so far, each alias replaced by what it stands for."""
+        self._copied = 0
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Read one value and count its characters, plus one for itself; the copies are made later."""
+        before = self._size
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call] # its stubs say nothing
+        node = super().compose_node(parent, index)
+        if node is None:
+            return node
+        line, aliased = event.start_mark.line + 1, isinstance(event, yaml.AliasEvent)
+        if not aliased:
+            self._size += 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+            self._sizes[node] = self._size - before
+            return node
+        size = self._sizes.get(node, 0)  # 0: it contains itself, which is refused elsewhere
+        self._size += size
+        self._copied += size
+        if self._copied > MOST_COPIED:
+            raise yaml.YAMLError(
+                f"the aliases (*) up to line {line} stand for over {MOST_COPIED} characters: use fewer, or shorter ones"
+            )
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: ANN401 - its stubs name a wrong type
         """Read one mapping with its keys as written: keys merged in by `<<` come later, and may be repeated."""

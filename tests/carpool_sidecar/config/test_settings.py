@@ -44,6 +44,27 @@ def test_what_is_merged_into_a_mapping_may_be_given_anew():
     assert parse(text).parameters["resnet"].max_wait == 0.002
 
 
+NESTED = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 30)
+)
+MERGED = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{level}: &a{level} {{<<: [{','.join([f'*a{level - 1}'] * 9)}]}}\n" for level in range(1, 30)
+)
+LONG = f"a: &a {'x' * 10_000}\nb: [{','.join(['*a'] * 50)}]\n"
+
+
+@pytest.mark.parametrize("text", [NESTED, MERGED, LONG], ids=["lists", "merged mappings", "a long text"])
+def test_aliases_that_stand_for_much_are_refused_before_they_are_copied(text):
+    with pytest.raises(PolicyError, match=r"config: the aliases .* up to line \d+ stand for over 100000 characters"):
+        parse(text)
+
+
+def test_an_alias_that_contains_itself_is_refused():
+    for text in ("a: &a [*a]", "a: &a {<<: *a}"):
+        with pytest.raises(PolicyError, match="config"):
+            parse(text)
+
+
 def test_a_unix_socket_is_an_upstream():
     assert parse(plain(upstream={"url": "unix:/run/model.sock"})).upstream.address == ("", 0, "/run/model.sock")
 
