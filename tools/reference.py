@@ -383,7 +383,8 @@ SHOWN = ("README.md", "docs/savings.md")
 """Pages, from the root, that show commands' output."""
 
 _SHOWN = re.compile(
-    r"```bash\n(carpool [^\n]+)\n```\n\n<!-- its output -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
+    r"```bash\n(?:\.venv/bin/)?(carpool [^\n]+)\n```\n\n<!-- its output -->\n```text\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 
 

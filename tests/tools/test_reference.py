@@ -104,9 +104,11 @@ After.
 """
 
 
-def test_what_commands_print_is_brought_up_to_date():
+@pytest.mark.parametrize("folder", ["", ".venv/bin/"])
+def test_what_commands_print_is_brought_up_to_date(folder):
     profile = reference.ROOT / "benchmarks" / "profiles" / "synthetic-5-0.5.json"
-    before, _, after = PAGE.format(profile=profile).partition("no batching: as it was long ago")
+    text = PAGE.format(profile=profile).replace("carpool simulate", f"{folder}carpool simulate")
+    before, _, after = text.partition("no batching: as it was long ago")
     page = reference.shown(before + "no batching: as it was long ago" + after)
     assert page.startswith(before)
     assert page.endswith(after)
