@@ -1,4 +1,4 @@
-"""YAML without repeated keys, of which PyYAML would keep the last one silently, and without endless copies."""
+"""YAML with each key once, and few copies. PyYAML would keep the last of repeated keys silently."""
 
 from __future__ import annotations
 
