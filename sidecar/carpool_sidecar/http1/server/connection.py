@@ -85,6 +85,7 @@ class Connection(asyncio.Protocol):
         lost = [exchange for exchange in self._outgoing.queue if exchange.known]
         for exchange in self._outgoing.queue:
             self._intake.let_go(exchange)
+            exchange.drop()
         self._outgoing.queue.clear()
         self._server.closed(self)
         if body_of is not None and body_of.streamed_to is not None and not body_of.ended:

@@ -380,6 +380,11 @@ class Exchange:
         if held:
             self._connection.write(held)
 
+    def drop(self) -> None:
+        """Forget the kept data: the client has left."""
+        if self._held:
+            self._held.clear()
+
     def pause_writing(self) -> None:
         """Pass backpressure on."""
         if self._flow is not None:
