@@ -23,7 +23,9 @@ class Look(NamedTuple):
     times: list[float] | None
     """Batch latency in seconds by rows, as far as known."""
     cpu: float
-    """CPU seconds of its process and its tuner's."""
+    """CPU seconds of its process."""
+    tuner: float
+    """CPU seconds of its tuner's process."""
 
 
 class Count(NamedTuple):
@@ -54,7 +56,7 @@ class Span(NamedTuple):
     device_time: float
     """Seconds with a batch in flight, per request served."""
     cpu: float
-    """CPU seconds per served request, including parsing and the tuner; 0 if the system does not report them."""
+    """CPU seconds per served request, including parsing; 0 if the system does not report them."""
     busy: float
     """Share of the time with a batch in flight."""
     mean_batch: float
@@ -75,12 +77,12 @@ async def look(admin: Client, sidecar: Running, model: str, at: float) -> Look |
     if lane["passThrough"] != parameters.pass_through:
         parameters = msgspec.structs.replace(parameters, pass_through=lane["passThrough"])
     return Look(
-        at, msgspec.convert(document["stats"], Stats), parameters, lane["serviceSeconds"], sidecar.cpu_seconds()
+        at, msgspec.convert(document["stats"], Stats), parameters, lane["serviceSeconds"], *sidecar.cpu_seconds()
     )
 
 
-def between(first: Look, last: Look, model: str) -> Span:
-    """Return the counts between two polls."""
+def between(first: Look, last: Look, model: str, *, tuned: bool = True) -> Span:
+    """Return the counts between two polls; ``tuned``: the tuner's CPU time is a cost, too."""
     counted = last.stats.since(first.stats)
     stats = counted.models[model]
     # Cells for a server concurrency above 1 count the same batches again.
@@ -90,7 +92,7 @@ def between(first: Look, last: Look, model: str) -> Span:
     return Span(
         stats.served,
         counted.device_busy / served,
-        (last.cpu - first.cpu) / served,
+        (last.cpu - first.cpu + (last.tuner - first.tuner if tuned else 0.0)) / served,
         counted.device_busy / max(last.at - first.at, 1e-9),
         rows / max(batches, 1),
     )

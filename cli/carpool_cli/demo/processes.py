@@ -90,9 +90,10 @@ class Running(NamedTuple):
     """The file it was started with."""
     process: subprocess.Popen[bytes]
 
-    def cpu_seconds(self) -> float:
-        """Return its CPU time with that of its children, such as a sidecar's tuner, to 10 ms; 0 without /proc."""
-        return _ticks(self.process.pid) / os.sysconf("SC_CLK_TCK")
+    def cpu_seconds(self) -> tuple[float, float]:
+        """Return its CPU time, and that of its children, such as a sidecar's tuner, to 10 ms; 0 without /proc."""
+        own, children = _ticks(self.process.pid)
+        return own / os.sysconf("SC_CLK_TCK"), children / os.sysconf("SC_CLK_TCK")
 
 
 class Processes:
@@ -192,20 +193,21 @@ class Processes:
             await client.close()
 
 
-def _ticks(pid: int) -> int:
-    """Return the CPU time of a process and its children; 0 if the system does not report it."""
+def _ticks(pid: int) -> tuple[int, int]:
+    """Return the CPU time of a process, and that of its children; 0 if the system does not report it."""
     about = Path(f"/proc/{pid}")
     try:
         fields = (about / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
     except OSError:
-        return 0
+        return 0, 0
     children: list[int] = []
     for task in about.glob("task/*/children"):
         with suppress(OSError):  # a thread that ended meanwhile
             children += map(int, task.read_text("ascii").split())
     # The 14th to 17th field: utime and stime, and those of children that ended. The second, the name, may contain
     # anything, and ends with the ")".
-    return sum(map(int, fields[11:15])) + sum(map(_ticks, children))
+    own, ended = sum(map(int, fields[11:13])), sum(map(int, fields[13:15]))
+    return own, ended + sum(sum(_ticks(child)) for child in children)
 
 
 def _write(path: Path, config: dict[str, Any]) -> None:

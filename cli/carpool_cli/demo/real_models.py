@@ -164,7 +164,9 @@ async def show(
     try:
         screen.step(f"{before_seconds:.0f} s of {model.rate:.0f} requests/s, each computed alone")
         driven, looks = await _stretch(aim, client, before_seconds, model.rate, processes, screen)
-        before = _seen(model.name, driven, looks, before_seconds / 4, before_seconds)._replace(how="one by one")
+        # Whoever has every request computed alone needs no tuner.
+        before = _seen(model.name, driven, looks, before_seconds / 4, before_seconds, tuned=False)
+        before = before._replace(how="one by one")
         checks = [_check(model, driven)]
         await processes.configure(server, config)
         screen.step(
@@ -230,13 +232,15 @@ async def _stretch(
     return driven, looks
 
 
-def _seen(model: str, driven: Driven, looks: Sequence[Look], start: float, stop: float) -> Stretch:
+def _seen(
+    model: str, driven: Driven, looks: Sequence[Look], start: float, stop: float, *, tuned: bool = True
+) -> Stretch:
     # From the last poll before it: the window begins there, so that it is never empty.
     first = max(sum(seen.at <= start for seen in looks) - 1, 0)
     window = looks[first:]
     how, chosen = mostly([seen.parameters.describe() for seen in looks], first)
     report = report_on(driven.recording, start, stop - start, SLO)
-    return Stretch(how, chosen, between(window[0], window[-1], model), report)
+    return Stretch(how, chosen, between(window[0], window[-1], model, tuned=tuned), report)
 
 
 def mostly(settings: Sequence[str], first: int) -> tuple[str, bool]:

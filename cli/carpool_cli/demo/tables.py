@@ -88,9 +88,10 @@ def notes(day: Day) -> tuple[str, ...]:
     return (
         "In time: answered 2xx within the SLO, from the moment the request was due. Everything else is a miss.",
         (
-            "CPU ms/request: of the sidecar's process and its tuner's. Device ms/request and busy: of a real model, "
-            "wall time with a batch in flight, by the sidecar's count: more while other work holds this machine's "
-            "cores; of the stand-in, its own count of batches of each size, times what its profile says they take."
+            "CPU ms/request: of the sidecar's process, and under Carpool of its tuner's, too. Device ms/request and "
+            "busy: of a real model, wall time with a batch in flight, by the sidecar's count: more while other work "
+            "holds this machine's cores; of the stand-in, its own count of batches of each size, times what its "
+            "profile says they take."
         ),
         (
             f"Zero wait and the fixed setting ({fixed}) are sidecars too: they refuse requests that would be late, as "

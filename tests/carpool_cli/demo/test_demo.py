@@ -15,9 +15,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from carpool.batching.counters import ModelStats, Stats
 from carpool.policy.durations import Quantity
+from carpool.policy.parameters import Parameters
 from carpool_cli.demo import day, filetypes, tower
 from carpool_cli.demo.load import report_on
+from carpool_cli.demo.observed import Look, between
 from carpool_cli.demo.processes import DemoError, Processes, Running
 from carpool_cli.load.loadgen import Recording
 from carpool_sidecar.admin.metrics import METRICS
@@ -139,17 +142,18 @@ WAITS = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURNS!r
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a /proc")
-def test_the_cpu_time_of_a_process_has_that_of_its_children(tmp_path):
+def test_the_cpu_time_of_a_process_and_of_its_children(tmp_path):
     command = [sys.executable, "-c", f"{WAITS}sys.stdin.read(1)"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603 - our own
         running_one = Running("parent", "", "", tmp_path, process)
         assert process.stdout.readline() == b"burnt\n"
-        assert running_one.cpu_seconds() > 0.4  # the system counts ticks of 10 ms
+        assert running_one.cpu_seconds()[1] > 0.4  # the system counts ticks of 10 ms
         process.stdin.write(b"x")
         process.stdin.flush()
         assert process.stdout.readline() == b"ended\n"
-        assert running_one.cpu_seconds() > 0.4
-    assert running_one.cpu_seconds() == 0.0
+        own, children = running_one.cpu_seconds()
+        assert own < 0.4 < children
+    assert running_one.cpu_seconds() == (0.0, 0.0)
 
 
 @pytest.mark.real
@@ -278,3 +282,12 @@ async def test_the_examples_curl_lines_work(tmp_path):
     assert "x-carpool-batch-size: 1" in done.stdout
     assert '"id":"42"' in done.stdout.replace(" ", "")
     assert 'carpool_max_batch{model="standin"} 32.0' in done.stdout
+
+
+def test_the_tuner_costs_only_where_it_tunes():
+    counts = [Stats(at=at, models={"m": ModelStats(served=served)}) for at, served in ((0.0, 0), (1.0, 10))]
+    first, last = (
+        Look(at, stats, Parameters(), None, at, 3 * at) for at, stats in zip((0.0, 1.0), counts, strict=True)
+    )
+    assert between(first, last, "m").cpu == pytest.approx(0.4)
+    assert between(first, last, "m", tuned=False).cpu == pytest.approx(0.1)
