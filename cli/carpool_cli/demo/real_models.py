@@ -164,7 +164,7 @@ async def show(
     try:
         screen.step(f"{before_seconds:.0f} s of {model.rate:.0f} requests/s, each computed alone")
         driven, looks = await _stretch(aim, client, before_seconds, model.rate, processes, screen)
-        # Whoever has every request computed alone needs no tuner.
+        # Nobody needs a tuner to have every request computed alone.
         before = _seen(model.name, driven, looks, before_seconds / 4, before_seconds, tuned=False)
         before = before._replace(how="one by one")
         checks = [_check(model, driven)]
