@@ -196,8 +196,8 @@ class _Player:
         if not members:
             return
         full, seconds, sizes = max(rows // rules.cap, 1), queue.kind.times[min(rows, rules.cap)], self.run.sizes
-        times = rules.draws[len(sizes) % len(rules.draws)] if full == 1 else math.ceil(full / rules.concurrency)
-        finish = start + seconds * times
+        factor = rules.draws[len(sizes) % len(rules.draws)] if full == 1 else math.ceil(full / rules.concurrency)
+        finish = start + seconds * factor
         for index in members:
             self.finishes[index] = max(self.finishes[index], finish)
         for _ in range(min(full, rules.concurrency)):

@@ -169,7 +169,8 @@ class Meter:
             sums[-2] += elapsed
             sums[-1] += elapsed * (self._prompted + self.backlog) / PREFILL_HORIZON
             self.kv += tokens
-            self._equations.prompts = PromptSteps()
+            if self._equations.prompts.tokens or self._equations.prompts.seconds:
+                self._equations.prompts = PromptSteps()
         elif self.backlog:
             self._equations.prompts.seconds += elapsed
         self._prompted *= exp(-elapsed / PREFILL_HORIZON)
