@@ -296,9 +296,7 @@ def _contenders(proof: Proof) -> list[str]:
     lines += [
         *_filled(
             "Each as its source has it, but for one bound: nobody here, the oracle included, holds a request for more "
-            "than half the SLO, the default of `bounds.maxWait`. Without it, Nexus takes up to 22 % less device time "
-            "than this oracle at 10 to 35 % load (llama-decode; 0 to 7 % less in three of four other scenarios, and in "
-            "the fourth, tiles-32, 5 % of the requests miss at one load)."
+            "than half the SLO, the default of `bounds.maxWait`. A longer wait may save more."
         ),
         "",
     ]
