@@ -258,7 +258,11 @@ def key_of(path: Path | None) -> str | None:
         return None
     key = _content(path)
     if len(key.splitlines()) != 1:
-        more = "more than one line; with the operator's private key, give --workload, too" if key else "empty"
+        more = (
+            "more than one line; with the operator's private key, give --workload, too"
+            if key
+            else "empty: write the key to it"
+        )
         raise click.ClickException(f"no admin key in {path}: it is {more}")
     return key
 
