@@ -255,17 +255,15 @@ class Batcher:
         state = queue.state
         estimate = queue.estimate
         start = now if estimate is None else self._slots.start(estimate.executors, now)
-        taken = queue.take(start, now, self._queues.ageing)
+        slices, rows, dropped = queue.take(start, now, self._queues.ageing)
         if not queue.classes:
             del self._queues.by_key[queue.key]
-        for request in taken.dropped:
+        for request in dropped:
             self._admission.refuse(request, state, Refused.LATE, now, actions)
-        if taken.slices:
+        if slices:
             counters = state.counters
             if (cap := queue.cap) < state.parameters.max_batch and queue.merge:
                 counters.limited += 1
                 counters.limited_rows += cap
-            counters.dispatched += taken.begun
-            counters.queue_seconds += taken.waited
-            batch = Batch(state, queue.key, taken.slices[0][0].bucket, taken.slices, taken.rows)
+            batch = Batch(state, queue.key, slices[0][0].bucket, slices, rows)
             self._calls.send(batch, start, now, actions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from carpool.batching.requests import ROUNDING, Request, Slice, seldom_exceeded, time_of
 
@@ -13,19 +13,6 @@ if TYPE_CHECKING:
 
     from carpool.batching.model_state import ModelState
     from carpool.batching.requests import Estimate
-
-
-class Taken(NamedTuple):
-    """The next batch of a queue, taken off it."""
-
-    slices: list[Slice]
-    rows: int
-    begun: int
-    """Requests whose first rows are in this batch."""
-    waited: float
-    """Sum of the seconds that those have waited."""
-    dropped: list[Request]
-    """Requests that this batch would have made late."""
 
 
 class Queue:
@@ -110,8 +97,11 @@ class Queue:
         load.size -= request.size
         load.tokens -= request.tokens
 
-    def take(self, start: float, now: float, ageing: float) -> Taken:
-        """Take the next batch off, to be served from ``start``, leaving out requests that it would make late."""
+    def take(self, start: float, now: float, ageing: float) -> tuple[list[Slice], int, list[Request]]:
+        """Take the next batch off, to be served from ``start``, and count it.
+
+        Return its slices, its rows, and the requests that it would have made late: they are not in it.
+        """
         state, estimate, alone, splits, cap = self.state, self.estimate, self.alone, self.splits, self.state.cap
         times = None if estimate is None else estimate.times
         full = self.cap
@@ -124,8 +114,8 @@ class Queue:
         shed_slo = state.belief.shed_slo
         slices: list[Slice] = []
         dropped: list[Request] = []
-        rows = begun = 0
-        waited = 0.0
+        rows = 0
+        counters = state.counters
         classes = self.classes
         while classes:
             waiting = self.first(now, ageing) if len(classes) > 1 else next(iter(classes.values()))
@@ -150,8 +140,8 @@ class Queue:
             slices.append((request, first_row, first_row + left))
             rows += left
             if not first_row:
-                waited += now - request.arrived
-                begun += 1
+                counters.dispatched += 1
+                counters.queue_seconds += now - request.arrived
             request.taken += left
             if request.taken == request.rows:
                 waiting.popleft()
@@ -163,7 +153,7 @@ class Queue:
         self.rows -= rows
         state.load.rows -= rows
         self.changed()
-        return Taken(slices, rows, begun, waited, dropped)
+        return slices, rows, dropped
 
     def changed(self) -> None:
         """Note that requests left, or that the time they wait for changed."""

@@ -177,8 +177,8 @@ class Verifier:
             if check.settled or not self._policy.idempotent:
                 return  # it has its rows, and nothing else is to be checked
             difference = check.answered_alone(Sample(parsed, facts, piece, digest_of(parsed), size))
-        except TooLarge as error:
-            check.trouble = str(error)
+        except TooLarge as too_large:
+            check.trouble = str(too_large)
         except WrongRows as error:
             if error.reason == UNREADABLE:
                 check.trouble = f"answers can't be split by rows: {error}"
@@ -304,9 +304,9 @@ class Verifier:
             codec = CODECS[trial.portions[0].parsed.endpoint.protocol]
             try:
                 pieces = codec.split(trial.portions, answer.headers, answer.body, self._courier.limits)
-            except TooLarge as error:
+            except TooLarge as too_large:
                 self._count(entry, FAILED)
-                check.said_nothing(str(error), now)
+                check.said_nothing(str(too_large), now)
                 return
             except WrongRows as error:
                 if error.reason != UNREADABLE:

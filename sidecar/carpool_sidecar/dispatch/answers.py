@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import NamedTuple
 
 import msgspec
 
@@ -53,12 +52,15 @@ ISOLATED = (
 """The text for ``Refused.LATE`` while requests that fail are the likely cause."""
 
 
-class UpstreamAnswer(NamedTuple):
+class UpstreamAnswer:
     """An upstream's answer, unchanged."""
 
-    status: int
-    headers: Headers
-    body: bytes | memoryview
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
 
 
 def fault_kind(status: int) -> FaultKind | None:

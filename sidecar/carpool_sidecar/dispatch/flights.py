@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from carpool.batching.batcher import Batcher
     from carpool.batching.requests import Action
+    from carpool_sidecar.axis_verification.check import Check
     from carpool_sidecar.axis_verification.verifier import Verifier
     from carpool_sidecar.backends.base import Backend, Call
     from carpool_sidecar.dispatch.request_counts import RequestCounts
@@ -37,12 +38,14 @@ def _without_frames(error: WrongRows) -> WrongRows:
 class Flight:
     """One batch at the upstream; it receives the batch's answer."""
 
-    __slots__ = ("_alone", "_batch", "_flights", "_portions", "_sent", "call")
+    __slots__ = ("_alone", "_batch", "_check", "_flights", "_portions", "_sent", "call")
 
-    def __init__(self, flights: Flights, batch: Batch, portions: list[Portion]) -> None:
+    def __init__(self, flights: Flights, batch: Batch, portions: list[Portion], check: Check | None = None) -> None:
         self._flights = flights
         self._batch = batch
         self._portions = portions
+        self._check = check
+        """The check that examines its answer."""
         self._sent = batch.slices
         """Slices that were sent; the Batcher may remove a request from the batch meanwhile."""
         self._alone = len(batch.slices) == 1
@@ -59,7 +62,7 @@ class Flight:
         """Split an answer among the requests, or classify the fault."""
         batch, flights, fault = self._batch, self._flights, None
         first: Waiter = self._sent[0][0].payload
-        check = first.check
+        check = self._check
         pieces: list[Piece] = []
         kind = fault_kind(status)
         if status in {401, 403} and self._portions and flights.terms.reader.across:
@@ -169,19 +172,22 @@ class Flights:
             self._counts.sent(batch.model, batch.rows)
         body: Body
         headers: Headers
+        check = first.check
         try:
             if batch.whole:
                 portions = []  # its answer is not split
                 body = first.exchange.body
                 headers = forwardable(first.exchange.headers)
-                if first.check is not None and find(headers, b"accept-encoding") is not None:
+                if check is not None and not check.looks(batch.dispatched):
+                    check = None
+                if (check is not None or batch.halves is not None) and find(headers, b"accept-encoding") is not None:
                     # Its answer has to be read, so it may not be compressed.
                     headers = [field for field in headers if field[0].lower() != b"accept-encoding"]
             else:
                 message = CODECS[first.parsed.endpoint.protocol].merge(portions)
                 body = message.parts
                 headers = [*first.facts.shared, *message.headers]
-            flight = self._under_way[batch] = Flight(self, batch, portions)
+            flight = self._under_way[batch] = Flight(self, batch, portions, check)
             call = self._backend.send(
                 first.parsed.endpoint.target,
                 headers,

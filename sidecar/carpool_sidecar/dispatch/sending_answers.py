@@ -23,8 +23,8 @@ def answer(request: Request, batch: Batch) -> None:
     """Answer a request after the answers to all its rows have arrived."""
     waiter: Waiter = request.payload
     waiter.answered = True
-    if waiter.answer is not None:
-        status, headers, body = waiter.answer
+    if (alone := waiter.answer) is not None:
+        status, headers, body = alone.status, alone.headers, alone.body
         headers = forwardable(headers)
         parts: Body = body
     else:

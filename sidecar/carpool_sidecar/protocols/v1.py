@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.json_scan import Span
     from carpool_sidecar.protocols.padding import Sequence as SequenceAxis
 
-_OPENING = ord("[")
+_OPENING, _POINT, _E, _CAPITAL_E = b"[.eE"
+"""As numbers: looking for one in bytes takes a fifth of the time."""
 _ONLY = {
     name: re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"' + name + rb'"[ \t\r\n]*:[ \t\r\n]*(?=\[)')
     for name in (b"instances", b"inputs", b"predictions", b"outputs")
@@ -379,9 +380,9 @@ def _tensor(text: bytes) -> bytes | None:
     The commas show all sizes, since no array is empty: a few passes in C instead of one step a number.
     """
     bones = text.translate(None, _NUMBERS)
-    if bones.strip(b"[],") or (b"[]" in bones and _EMPTY.search(text)):
+    if bones.strip(b"[],") or (bones.find(b"[]") >= 0 and _EMPTY.search(text)):
         return None
-    return (b"f" if b"." in text or b"e" in text or b"E" in text else b"i") + bones
+    return (b"f" if _has_fraction(text) else b"i") + bones
 
 
 def _field(outline: bytes) -> bytes:
@@ -417,7 +418,7 @@ def _alike(array: bytes, rows: list[msgspec.Raw], first: bytes, shape: bytes) ->
     if not json_scan.repeats(whole[1:], shape[1:], len(rows)):
         return False
     # If one row has a fraction each must, since each row is float by itself.
-    return whole[:1] == b"i" or (shape[:1] == b"f" and all(map(_has_fraction, rows)))
+    return whole[:1] == b"i" or (shape[:1] == b"f" and all(_has_fraction(bytes(row)) for row in rows))
 
 
 def _has_large_integer(array: bytes) -> bool:
@@ -428,9 +429,8 @@ def _has_large_integer(array: bytes) -> bool:
     return any(len(number) > len(b"-9223372036854775808") or int(number) not in _INT64 for number in found)
 
 
-def _has_fraction(row: msgspec.Raw) -> bool:
-    text = bytes(row)
-    return b"." in text or b"e" in text or b"E" in text
+def _has_fraction(numbers: bytes) -> bool:
+    return _POINT in numbers or _E in numbers or _CAPITAL_E in numbers
 
 
 def _only(name: bytes, text: bytes, most: int) -> tuple[Span, list[msgspec.Raw] | None] | None:

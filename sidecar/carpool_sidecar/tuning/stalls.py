@@ -39,17 +39,18 @@ class StallWatcher:
         self._last = clock()
         self._recent: deque[Stall] = deque(maxlen=256)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stalls", daemon=True)
+        # Not `_thread`: machine code is made by way of C, where that becomes a keyword.
+        self._sleeper = threading.Thread(target=self._run, name="stalls", daemon=True)
 
     def start(self) -> None:
         """Begin to watch."""
         self._last = self._clock()
-        self._thread.start()
+        self._sleeper.start()
 
     def stop(self) -> None:
         """Stop watching."""
         self._ended.set()
-        self._thread.join()
+        self._sleeper.join()
 
     def woke(self, now: float) -> None:
         """Record a wake-up that was due ``INTERVAL`` after the last one."""

@@ -653,3 +653,15 @@ async def test_answers_that_are_to_be_compared_are_not_asked_for_compressed(worl
         await client.predict(b"[%d,2,3,4]" % number, [(b"Accept-Encoding", b"gzip")])
     await world.until(lambda: state(sidecar)[0] == "verified")
     assert not any(find(call.headers, b"accept-encoding") for call in world.model.received)
+
+
+async def test_an_answer_that_nobody_examines_may_come_compressed(world, served):
+    sidecar, client = await served(LINEAR, parameters={"*": {"maxBatch": 1, "maxInFlight": 1}})
+    await client.predict(b"[1,2,3,4]")
+    check = check_of(sidecar)
+    check.pace.look_at = float("inf")
+    await client.predict(b"[1,2,3,4]", [(b"Accept-Encoding", b"gzip")])
+    assert find(world.model.received[-1].headers, b"accept-encoding") == b"gzip"
+    check.pace.look_at = 0.0
+    await client.predict(b"[1,2,3,4]", [(b"Accept-Encoding", b"gzip")])
+    assert find(world.model.received[-1].headers, b"accept-encoding") is None

@@ -17,7 +17,7 @@ from carpool_sidecar.backends.arrays import Invalid, Spec, read_v1, read_v2
 from carpool_sidecar.protocols import v1, v2
 from carpool_sidecar.protocols.common import Portion
 from carpool_sidecar.protocols.limits import DEFAULT, Limits
-from carpool_sidecar.protocols.padding import NOT_PADDABLE
+from carpool_sidecar.protocols.padding import NOT_PADDABLE, Sequence
 
 _spec = importlib.util.spec_from_file_location("protocols_bombs", Path(__file__).with_name("bombs.py"))
 assert _spec is not None
@@ -96,7 +96,7 @@ def test_a_padded_array_with_a_long_element_and_many_short_ones_is_not_built():
     many = b",".join([b"1"] * 8_000)
     parsed = bombs.parse("v1", b'{"instances":[{"ids":[[%b],%b]}]}' % (many, many), limits=WIDE)
     found = []
-    assert bombs.peak(lambda: found.append(v1.fit(parsed, SequenceAxis(pad={"ids": 0.0})))) < 2**20
+    assert bombs.peak(lambda: found.append(v1.fit(parsed, Sequence(SequenceAxis(pad={"ids": 0.0}))))) < 2**20
     assert found[0].why == NOT_PADDABLE
 
 
