@@ -34,7 +34,9 @@ class Carpool:
             bounds=Bounds(max_in_flight=IntRange(max=known.limits.max_in_flight)),
             admission=known.admission,
         )
-        self._sidecars = Sidecars(policy, Tuner(policy, load=load, learner=learner), replicas=known.replicas)
+        tuner = Tuner(policy)
+        tuner.belief.load, tuner.belief.learner = load or tuner.belief.load, learner or tuner.belief.learner
+        self._sidecars = Sidecars(policy, tuner, replicas=known.replicas)
 
     @property
     def decisions(self) -> list[Decision]:

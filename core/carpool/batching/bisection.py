@@ -28,14 +28,13 @@ def judge(batch: Batch, fault: Fault, *, retry_transport: bool, idempotent: bool
     state = batch.state
     slices = [each for each in batch.slices if not each[0].ended]
     rows = _rows(slices)
-    complete = len(slices) == len(batch.slices)
     everybody = [request for request, _, _ in slices]
     several = len(batch.slices) > 1
     if fault.kind is FaultKind.TRANSPORT:
         if fault.retryable and retry_transport and batch.attempt == 1:
             again = _part(batch, slices)
             again.attempt = 2
-            again.halves = batch.halves if complete else None
+            again.halves = batch.halves if rows == batch.rows else None
             return Verdict([again], [])
     elif fault.kind is FaultKind.SIZE:
         # A server that answers 413 has computed nothing: halves may be sent whatever the policy says.
@@ -46,7 +45,7 @@ def judge(batch: Batch, fault: Fault, *, retry_transport: bool, idempotent: bool
             if not state.limits.may_serve_again(rows):
                 state.limits.too_large(rows, works=rows - rows // 2)
             state.counters.bisections += 1
-            return Verdict(_halves(batch, halves, complete=complete), [])
+            return Verdict(_halves(batch, halves), [])
         if several:  # the rows that made it too large have left
             return Verdict([_part(batch, [each]) for each in slices], [])
         if not batch.whole:  # a row of a request that was cut: whole, its answer need not be read
@@ -62,7 +61,7 @@ def judge(batch: Batch, fault: Fault, *, retry_transport: bool, idempotent: bool
         state.counters.bisections += 1
         if state.isolation.failed(batch.key, rows):
             middle = len(slices) // 2  # a single request is sent again too: the culprit may be the one that left
-            return Verdict(_halves(batch, (slices[:middle], slices[middle:]), complete=complete), [])
+            return Verdict(_halves(batch, (slices[:middle], slices[middle:])), [])
         return Verdict([_part(batch, [each]) for each in slices], [])
     return Verdict([], everybody)
 
@@ -101,10 +100,10 @@ def _part(batch: Batch, slices: list[Slice]) -> Batch:
     return part
 
 
-def _halves(batch: Batch, halves: tuple[list[Slice], list[Slice]], *, complete: bool) -> list[Batch]:
+def _halves(batch: Batch, halves: tuple[list[Slice], list[Slice]]) -> list[Batch]:
     """Make two halves into parts; they prove a size fault only if no request has left the batch."""
     parts = [_part(batch, half) for half in halves]
-    if complete:
+    if sum(part.rows for part in parts) == batch.rows:
         both = Halves(batch.rows, max(part.rows for part in parts))
         for part in parts:
             part.halves = both

@@ -6,15 +6,13 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.batching.bisection import judge, next_part
-from carpool.batching.queue_set import ALONE
-from carpool.batching.requests import Abort, Batch, Failure, Fault, FaultKind, Finish, Refusal, Refused, Request
+from carpool.batching.queue_set import ALONE, QueueSet
+from carpool.batching.requests import Abort, Action, Batch, Failure, Fault, FaultKind, Finish, Refusal, Refused, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from carpool.batching.model_state import ModelState
-    from carpool.batching.queue_set import QueueSet
-    from carpool.batching.requests import Action
     from carpool.batching.slots import Slots
 
 WRONG_ROWS = Fault(FaultKind.ROWS)

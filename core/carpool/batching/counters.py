@@ -125,15 +125,12 @@ class ModelStats(MutableCamel, rename="camel"):
 
     def quantile(self, q: float) -> float | None:
         """Seconds that a share ``q`` of the successful answers took, to 19 %; ``None``: there was none."""
-        total = sum(self.durations)
-        if not total:
-            return None
-        rank, seen = q * total, 0
+        rank, seen = q * sum(self.durations), 0
         for bound, count in zip(DURATION_BOUNDS, self.durations, strict=False):
-            if seen + count >= rank and count:
+            if count and seen + count >= rank:
                 return bound * 2 ** (-0.25 * (1 - (rank - seen) / count))
             seen += count
-        return DURATION_BOUNDS[-1]
+        return DURATION_BOUNDS[-1] if any(self.durations) else None
 
 
 class Stats(MutableCamel, rename="camel"):
@@ -181,7 +178,7 @@ CALLERS = frozenset({REJECTED, CANCELLED})
 def combine(parts: list[ModelStats]) -> ModelStats:
     """Sum over replicas or models."""
     total = ModelStats(durations=[0] * (len(DURATION_BOUNDS) + 1))
-    cells: dict[tuple[int, int, int, int], list[float]] = {}
+    cells: dict[tuple[int, int, int, int], tuple[int, float, float]] = {}
     for part in parts:
         for name in _SUMMED:
             setattr(total, name, getattr(total, name) + getattr(part, name))
@@ -189,11 +186,10 @@ def combine(parts: list[ModelStats]) -> ModelStats:
             total.misses[reason] = total.misses.get(reason, 0) + count
         total.durations = [a + b for a, b in zip_longest(total.durations, part.durations, fillvalue=0)]
         total.request_rows = [a + b for a, b in zip_longest(total.request_rows, part.request_rows, fillvalue=0)]
-        for each in part.cells:
-            cell = cells.setdefault(each[:4], [0, 0.0, 0.0])
-            for index, value in enumerate(each[4:]):
-                cell[index] += value
-    total.cells = [(*key, int(n), busy, squared) for key, (n, busy, squared) in cells.items()]
+        for cell in part.cells:
+            sums = cells.get(cell[:4], (0, 0.0, 0.0))
+            cells[cell[:4]] = sums[0] + cell[4], sums[1] + cell[5], sums[2] + cell[6]
+    total.cells = [(*kind, *sums) for kind, sums in cells.items()]
     return total
 
 

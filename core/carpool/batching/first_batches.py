@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
 from carpool.batching.counters import MAX_CELLS
-from carpool.batching.requests import time_of
-
-if TYPE_CHECKING:
-    from carpool.batching.requests import Batch, Estimate
+from carpool.batching.requests import Batch, Estimate, time_of
 
 SLOW = 3.0
 """A first batch is slow if it takes so many times the upper time of its size."""
@@ -21,10 +17,6 @@ class FirstBatches:
     __slots__ = ("_excess", "_judged", "_slow", "seen")
 
     def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget everything: the server was replaced."""
         self.seen: set[tuple[int, int]] = set()
         """(bucket, rows)."""
         self._judged = self._slow = 0

@@ -13,12 +13,11 @@ from carpool.batching.first_batches import FirstBatches
 from carpool.batching.first_calls import FirstCalls
 from carpool.batching.isolation import Isolation
 from carpool.batching.recent_keys import BatchableShare
-from carpool.batching.requests import time_of
+from carpool.batching.requests import Batch, Estimate, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from carpool.batching.requests import Batch, Estimate
     from carpool.policy.parameters import Parameters
 
 REFUTED = 1.5
@@ -95,11 +94,9 @@ class ModelState:
 
     def __init__(self, name: str, parameters: Parameters, undecided: int = 0) -> None:
         self.name = name
-        self.first_calls: FirstCalls | None = None
-        self.configure(parameters)
-        if undecided:
-            self.first_calls = FirstCalls(undecided)
-            self.slots, self.passing = self.first_calls.allowed, True
+        self.first_calls = FirstCalls(undecided) if undecided else None
+        self.passing = True
+        self.configure(parameters, undecided)
         self.belief = Belief()
         self.limits = BatchLimits()
         self.first_batches = FirstBatches()
@@ -164,5 +161,5 @@ class ModelState:
         """Forget what was learned of the model: its server was replaced."""
         self.belief.forget()
         self.limits.forget()
-        self.first_batches.forget()
+        self.first_batches = FirstBatches()
         self.isolation.forget()

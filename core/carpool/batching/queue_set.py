@@ -10,7 +10,7 @@ from carpool.batching.recent_keys import MOSTLY
 from carpool.batching.requests import Priority, Request, time_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable
 
     from carpool.batching.model_state import ModelState
 
@@ -40,11 +40,6 @@ class QueueSet:
         """Seconds of waiting that lift a request by one priority class."""
         self.draining = False
         """Whether requests are no longer held."""
-
-    def requests(self) -> Iterator[Request]:
-        """Every request that waits."""
-        for queue in self.by_key.values():
-            yield from queue
 
     def of(self, state: ModelState) -> list[Queue]:
         """Return a model's queues."""

@@ -6,13 +6,12 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING
 
-from carpool.batching.requests import ROUNDING, Request, Slice, seldom_exceeded, time_of
+from carpool.batching.requests import ROUNDING, Estimate, Request, Slice, seldom_exceeded, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
     from carpool.batching.model_state import ModelState
-    from carpool.batching.requests import Estimate
 
 
 class Queue:
@@ -170,8 +169,6 @@ class Queue:
 
     def first(self, now: float, ageing: float) -> deque[Request]:
         """Return the class whose head goes first: by priority, one class up for every ``ageing`` seconds waited."""
-        if len(self.classes) == 1:
-            return next(iter(self.classes.values()))
         return min(
             self.classes.values(),
             key=lambda waiting: (waiting[0].priority - (now - waiting[0].arrived) / ageing, waiting[0].arrived),

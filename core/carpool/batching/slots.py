@@ -9,11 +9,10 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.batching.counters import SUPPOSED
-from carpool.batching.requests import time_of
+from carpool.batching.requests import Batch, time_of
 
 if TYPE_CHECKING:
     from carpool.batching.model_state import ModelState
-    from carpool.batching.requests import Batch
 
 OVERDUE, LEAST_OVERDUE, OVERDUE_UNKNOWN = 4.0, 1.0, 5.0
 """A call may never be answered. So it gives its slot back after so many times its forecast, but not before so many

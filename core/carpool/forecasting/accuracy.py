@@ -63,8 +63,6 @@ class ForecastCheck:
     Times in seconds of the observations' clock.
     """
 
-    __slots__ = ("_holds", "_since", "_until", "_window", "alarm")
-
     def __init__(self) -> None:
         self._window: deque[tuple[float, Sequence[int]]] = deque()
         """(seconds, answers by duration) of each interval."""
@@ -108,19 +106,14 @@ class ForecastCheck:
         forecast = expected_p99()
         if forecast is None:
             return False
-        found = _slower(forecast, parts, lasted)
-        if not found:
-            if not self.alarm or now < self._until:
-                return False
-            self.alarm = ""
-            return True
-        began = not self.alarm
-        if began:
+        before, found = self.alarm, _slower(forecast, parts, lasted)
+        if found and not before:
             recent = now - self._until < FORGIVEN * self._holds
             self._holds = 2 * self._holds if recent else HOLDS
             self._until = now + self._holds
-        self.alarm = found
-        return began
+        if found or now >= self._until:
+            self.alarm = found
+        return bool(self.alarm) != bool(before)
 
 
 def _slower(forecast: float, parts: Sequence[Sequence[int]], lasted: float) -> str:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting.forecast import TOGETHER
-from carpool.forecasting.forecaster import DECIDES, Forecaster
+from carpool.forecasting.forecaster import DECIDES, Forecaster, Situation
 from carpool.learning.arrivals import Poisson
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
@@ -23,7 +23,6 @@ from carpool.policy.spec import PERCENTILES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from carpool.forecasting.forecaster import Situation
 
 EXACT = 0.01
 """Relative width of the interval at which the search for the capacity ends."""

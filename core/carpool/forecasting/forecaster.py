@@ -32,9 +32,6 @@ queue at the start admits requests that would be refused later."""
 MOST_REQUESTS = 16_000
 """Requests that it plays at most."""
 
-SAMPLES = 8
-"""Most samples of so many requests played when misses are near the budget."""
-
 DECIDES = 2.0
 """Standard errors beyond the budget at which chance does not explain the misses. With runs of n, as compound Poisson
 events, the variance of their number is n times its mean."""
@@ -240,8 +237,8 @@ class Assessment:
 class Forecaster:
     """Forecasts settings for one situation, each at most once."""
 
-    samples = SAMPLES
-    """Samples of arrivals, if these can be drawn; recorded arrivals are one sample."""
+    samples = 8
+    """Most samples of ``requests`` played when misses are near the budget; recorded arrivals are one sample."""
 
     def __init__(self, situation: Situation, parts: int = 0) -> None:
         """``parts``: as the attribute."""

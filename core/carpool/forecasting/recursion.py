@@ -141,15 +141,16 @@ def recursion(
     queues = rules.concurrency < slots
     draws, varied = rules.draws, len(rules.draws)
     tally = Tally(arrivals, times, rules.margin * rules.target + ROUNDING, keeps=keeps)
-    if rules.passing:
-        _one_by_one(padded, count, slots, times[1], draws, flight, computing if queues else None, tally)
-    first = turn = tally.rows
+    passing = rules.passing
+    first = turn = 0
     while first < count:
         oldest = padded[first]
         leave = flight[0]
         full = first + cap
+        if passing and padded[first + slots] < leave:
+            passing = False  # more wait than there are slots
         # By comparisons, not by `max` and `min`: their calls took a third of the time.
-        if leave < oldest + wait:
+        if leave < oldest + wait and not passing:
             if patient:
                 due = oldest + wait
                 batched = 0
@@ -170,7 +171,7 @@ def recursion(
         elif leave <= oldest:  # nothing to wait for
             leave, beyond = oldest, first + 1
         else:
-            beyond = _behind(padded, leave, first, full)
+            beyond = first + 1 if passing else _behind(padded, leave, first, full)
         start = computing[0] if queues and computing[0] > leave else leave
         finish = start + times[beyond - first] * draws[turn % varied]
         turn += 1
@@ -187,32 +188,6 @@ def _behind(padded: list[float], moment: float, first: int, full: int) -> int:
     while first < full and padded[first] <= moment:
         first += 1
     return first
-
-
-def _one_by_one(
-    padded: Sequence[float],
-    count: int,
-    slots: int,
-    seconds: float,
-    draws: tuple[float, ...],
-    flight: list[float],
-    computing: list[float] | None,
-    tally: Tally,
-) -> None:
-    """Send requests one by one, each in its own batch, until more wait than there are slots."""
-    for index in range(count):
-        oldest = padded[index]
-        leave = flight[0]
-        if leave < oldest:
-            leave = oldest
-        elif padded[index + slots] < leave:
-            break
-        start = computing[0] if computing is not None and computing[0] > leave else leave
-        finish = start + seconds * draws[index % len(draws)]
-        heapreplace(flight, finish)
-        if computing is not None:
-            heapreplace(computing, finish)
-        tally.add(index + 1, leave, finish)
 
 
 def refusing(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[float], rules: Rules) -> Run:

@@ -16,12 +16,10 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.batching.requests import ROUNDING
-from carpool.forecasting.recursion import Run
+from carpool.forecasting.recursion import Rules, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from carpool.forecasting.recursion import Rules
 
 
 MOST = 20_000

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import accumulate, pairwise, repeat, takewhile
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from msgspec import Struct
 
@@ -33,18 +33,12 @@ class Poisson(Struct, frozen=True):
     """Independent callers: exponential gaps at ``rate`` per second (> 0)."""
 
     rate: float
-
-    @property
-    def dispersion(self) -> float:
-        """Variance over mean of the number of arrivals in any time."""
-        return 1.0
+    dispersion: ClassVar[float] = 1.0
+    """Variance over mean of the number of arrivals in any time."""
 
     def times(self, rng: Random) -> Iterator[float]:
         """Walk the process."""
-        now, draw, rate = 0.0, rng.expovariate, self.rate
-        while True:
-            now += draw(rate)
-            yield now
+        return accumulate(rng.expovariate(self.rate) for _ in repeat(None))
 
 
 class Gamma(Struct, frozen=True):
@@ -61,10 +55,8 @@ class Gamma(Struct, frozen=True):
     def times(self, rng: Random) -> Iterator[float]:
         """Walk the process."""
         shape = 1 / self.cv**2
-        now, draw, scale = 0.0, rng.gammavariate, 1 / (self.rate * shape)
-        while True:
-            now += draw(shape, scale)
-            yield now
+        scale = 1 / (self.rate * shape)
+        return accumulate(rng.gammavariate(shape, scale) for _ in repeat(None))
 
 
 class Modulated(Struct, frozen=True):

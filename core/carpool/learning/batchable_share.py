@@ -32,8 +32,6 @@ held for others, and what a backlog merges is little."""
 class Sharing:
     """The tuner's estimate of the share, kept until the counters contradict it."""
 
-    __slots__ = ("_arrivals", "_fresh", "_matches", "share")
-
     def __init__(self) -> None:
         self._arrivals = 0.0
         self._matches = 0.0

@@ -50,11 +50,9 @@ def fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bo
     counted = {s.executors for s in samples if 0 < s.executors < s.in_flight}
     seen = [s for s in samples if not s.executors]
     floor = _ROUGHLY**2 * sum(s.busy for s in seen) / sum(s.batches for s in seen)
-    spreads = {}
-    for executors in sorted({*(e for e in counted if e < most), most}):
-        squares, freedom = _squares(own_times(samples, executors).values())
-        if freedom >= _BY_ACCIDENT:
-            spreads[executors] = squares, freedom
+    numbers = sorted({*(e for e in counted if e < most), most})
+    spreads = {executors: _squares(own_times(samples, executors).values()) for executors in numbers}
+    spreads = {executors: spread for executors, spread in spreads.items() if spread[1] >= _BY_ACCIDENT}
     if not spreads:
         return known or 1, False
     # A difference of spread within chance does not distinguish candidates: the lowest is then the safe choice for

@@ -75,20 +75,8 @@ class ServiceTime(Struct, frozen=True):
         """Take times by rows as exact: a carefully measured profile, or a model's known curve."""
         sizes = tuple(sorted(seconds))
         means = tuple(seconds[size] for size in sizes)
-        curve = cls._through(sizes, means, means, means)
+        curve = _through(sizes, means, means, means)
         return replace(curve, noise=noise, executors=executors, largest_in_flight=executors)
-
-    @classmethod
-    def _through(
-        cls, sizes: tuple[int, ...], means: tuple[float, ...], lowers: tuple[float, ...], uppers: tuple[float, ...]
-    ) -> ServiceTime:
-        if len(sizes) == 1:
-            # One size does not show the slope: take the middle between no cost per row and all of it.
-            half = means[0] / sizes[0] / 2
-            return cls(sizes, means, lowers, uppers, head_slope=half, tail_slope=half, tail_error=half)
-        slope, error = _tail(sizes, means, lowers, uppers)
-        head = (means[1] - means[0]) / (sizes[1] - sizes[0])
-        return cls(sizes, means, lowers, uppers, head_slope=head, tail_slope=max(slope, 0.0), tail_error=error)
 
     @property
     def largest_measured(self) -> int:
@@ -194,6 +182,18 @@ class ServiceTime(Struct, frozen=True):
         return rng.gammavariate(shape, mean / shape)
 
 
+def _through(
+    sizes: tuple[int, ...], means: tuple[float, ...], lowers: tuple[float, ...], uppers: tuple[float, ...]
+) -> ServiceTime:
+    if len(sizes) == 1:
+        # One size does not show the slope: take the middle between no cost per row and all of it.
+        half = means[0] / sizes[0] / 2
+        return ServiceTime(sizes, means, lowers, uppers, head_slope=half, tail_slope=half, tail_error=half)
+    slope, error = _tail(sizes, means, lowers, uppers)
+    head = (means[1] - means[0]) / (sizes[1] - sizes[0])
+    return ServiceTime(sizes, means, lowers, uppers, head_slope=head, tail_slope=max(slope, 0.0), tail_error=error)
+
+
 def _tail(
     sizes: Sequence[int], means: Sequence[float], lowers: Sequence[float], uppers: Sequence[float]
 ) -> tuple[float, float]:
@@ -259,7 +259,7 @@ def fit(samples: Sequence[Sample], known_executors: int | None = None) -> Servic
     uppers = [mean + half for mean, half in zip(means, halves, strict=True)]
     lowers = [max(mean - half, 0.0) for mean, half in zip(means, halves, strict=True)]
     lowers, uppers = [*accumulate(lowers, max)], [*accumulate(reversed(uppers), min)][::-1]
-    curve = ServiceTime._through(tuple(sizes), tuple(means), tuple(lowers), tuple(uppers))  # noqa: SLF001 - its builder
+    curve = _through(tuple(sizes), tuple(means), tuple(lowers), tuple(uppers))
     return replace(
         curve,
         noise=noise if freedom >= 1 else _PRIOR_NOISE,
@@ -316,10 +316,6 @@ class LatencyLearner:
     def __init__(self, half_life: float = 120.0, half_life_batches: float = 20_000.0) -> None:
         self._half_life = half_life
         self._half_life_batches = half_life_batches
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything: another model."""
         self._settled: dict[Kind, Sample] = {}
         self._rows: dict[int, float] = {}
         """Rows by length bucket, without recent ones; forgotten in the end, unlike a size's latency."""
@@ -441,17 +437,13 @@ class LatencyLearner:
 
     def _compare(self, seconds: float, fresh: list[Sample]) -> _Interval:
         """Compare an observation with the samples before it, bucket by bucket."""
-        expected = {
-            bucket: curve
-            for bucket in {s.bucket for s in fresh}
-            if (curve := self._fit(self._of(bucket, self._settled))) is not None
-        }
+        expected = {bucket: self._fit(self._of(bucket, self._settled)) for bucket in {s.bucket for s in fresh}}
         batches = sum(s.batches for s in fresh if not s.executors)
         samples, ratios, clear, off = [], [], [], set()
         total = foreseen = 0.0
         for s in fresh:
             samples.append(s)
-            curve = expected.get(s.bucket)
+            curve = expected[s.bucket]
             if curve is None or s.executors != (curve.executors if s.in_flight > curve.executors else 0) or not s.busy:
                 continue
             seen = s.busy / s.batches

@@ -122,28 +122,24 @@ class Load:
         if arrivals:
             self._requests = min(self._requests + arrivals, ENOUGH_REQUESTS)
             self.rows += (rows / arrivals - self.rows) * min(arrivals / self._requests, 1.0)
-        interval = _Interval(lasted, seconds, counts)
-        if self._straddles:
+        straddled, self._straddles = self._straddles, False
+        if straddled:
             # The remembered counts span the jump: their mean is neither load, and their dispersion includes the jump.
             self._intervals.clear()
             self._local.clear()
+        interval = _Interval(lasted, seconds, counts)
         self._local.append(interval)
+        self._intervals.append(interval)
         precise = PRECISE * (self.process or Poisson(0.0)).dispersion, LONG_MEMORY
         _forget(self._local, MEMORY, precise)
-        self._intervals.append(interval)
-        if self._straddles:
-            self._straddles = False
-            return self._believe()
         _forget(self._intervals, MEMORY, precise, (ENOUGH_ARRIVALS, LONGEST_MEMORY))
-        if self.process is None:
+        if straddled or self.process is None:
             return self._believe()
-        since = self._jumped()
-        if since:
+        if since := self._jumped():
             _forget(self._intervals, since)
             _forget(self._local, since)
             self._straddles = since < 2 * max(RECENT, lasted)
-            return self._believe()
-        if self._spread_moved():
+        if since or self._spread_moved():
             return self._believe()
         rate, error = self._measured()
         # Twice the evidence replaces a first guess; after that only a contradiction does.

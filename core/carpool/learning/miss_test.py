@@ -72,9 +72,14 @@ class MissTest:
         self._bursts = _Bursts() if bursts else None
         self._miss = math.log(bad / good)
         self._hit = math.log((1 - bad) / (1 - good))
+        self.restart()
+
+    def restart(self) -> None:
+        """Restart: the parameters or the load changed."""
         self._evidence = 0.0
         self._proof = 0.0
         self._goes_on = False
+        self._bursts = self._bursts and _Bursts()
         self.requests = 0
         self.misses = 0
 
@@ -111,12 +116,3 @@ class MissTest:
     def is_met(self) -> bool:
         """Whether the target is met, equally surely: 350 requests without a miss, or about 650 with 0.5 % misses."""
         return self._proof >= ALARM
-
-    def restart(self) -> None:
-        """Restart: the parameters or the load changed."""
-        self._evidence = 0.0
-        self._proof = 0.0
-        self._goes_on = False
-        self._bursts = self._bursts and _Bursts()
-        self.requests = 0
-        self.misses = 0

@@ -24,8 +24,6 @@ MOVED = 1.5
 class SizeLimit:
     """The limit that most batches have, from counters. Every second counts alike, however many batches it had."""
 
-    __slots__ = ("_mean", "_share", "largest")
-
     def __init__(self) -> None:
         self._share = 0.0
         self._mean = 0.0

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 class Parameters(Camel, frozen=True, omit_defaults=False):
-    """The parameters that the tuner sets: replaced as a whole, between calls.
-
-    ``max_batch`` rows; ``max_wait`` seconds, the age at which the oldest request stops waiting for others;
-    ``max_in_flight`` batches handed to the upstream at once. In ``pass_through`` nothing is held or merged.
-    """
+    """The parameters that the tuner sets: replaced as a whole, between calls."""
 
     max_batch: Annotated[int, Meta(ge=1, le=65536)] = 32
     """Rows a batch may have."""

@@ -56,7 +56,7 @@ def from_plain(value: object, kind: type[T], *, what: str) -> T:
 
 def to_plain(value: Struct) -> dict[str, Any]:
     """Return the plain data from which ``from_plain`` builds an equal value."""
-    plain: dict[str, Any] = msgspec.to_builtins(value, enc_hook=_encode, builtin_types=())
+    plain: dict[str, Any] = msgspec.to_builtins(value, enc_hook=str, builtin_types=())
     return plain
 
 
@@ -70,7 +70,3 @@ def _decode(kind: type, value: object) -> object:
     if kind is Quantity:
         return Quantity.parse(str(value))
     raise NotImplementedError(kind)
-
-
-def _encode(value: object) -> object:
-    return str(value)

@@ -6,7 +6,7 @@ same noise under all parameters: two settings do not differ by chance (common ra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from heapq import heappop, heappush, heapreplace
 from math import inf, log, sqrt
@@ -36,8 +36,6 @@ from carpool.policy.spec import Admission
 from carpool.simulation.outcome import ENDS, End, Outcome, Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from carpool.batching.model_state import ModelState
 
 ServiceSeconds: TypeAlias = Callable[[int, int], float]
@@ -215,26 +213,23 @@ class Simulation:
 class _Load:
     """The requests to come, by number."""
 
-    __slots__ = ("_bucket", "_details", "_timeout", "models", "slo", "times")
+    __slots__ = ("_bucket", "_timeout", "details", "models", "slo", "times")
 
     def __init__(
         self, arrivals: Iterable[float | tuple[float, ...]], slo: float, timeout: float, bucket: Callable[[int], int]
     ) -> None:
         listed = list(arrivals)
-        self._details: list[Arrival] | None = None
+        self.details: list[Arrival] | None = None
+        """By number; ``None``: all requests are alike."""
         if listed and isinstance(listed[0], tuple):
-            self._details = [Arrival(*each) for each in listed]  # type: ignore[misc] # one kind throughout
-            self.times = [each.time for each in self._details]
+            self.details = [Arrival(*each) for each in listed]  # type: ignore[misc] # one kind throughout
+            self.times = [each.time for each in self.details]
         else:
             self.times = listed  # type: ignore[assignment] # one kind throughout
-        self.models = {"", *(each.model for each in self._details or ())}
+        self.models = {"", *(each.model for each in self.details or ())}
         self.slo = slo
         self._timeout = timeout
         self._bucket = bucket
-
-    def detail(self, number: int) -> Arrival | None:
-        """Return the details of a request; ``None``: it is like all others."""
-        return None if self._details is None else self._details[number]
 
     def request(self, number: int, detail: Arrival | None, now: float) -> Request:
         """Make the request that arrives ``now``."""
@@ -332,7 +327,7 @@ class _Run:
 
     def _arrives(self, replica: _Replica, number: int, at: float, now: float) -> list[Action]:
         replica.outstanding += 1
-        detail = self._load.detail(number)
+        detail = None if self._load.details is None else self._load.details[number]
         request = self._load.request(number, detail, now)
         if detail is not None:
             if detail.poisoned or detail.short or detail.hangs:

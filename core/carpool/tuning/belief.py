@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.learning.arrivals import WindowCounts
 from carpool.learning.batchable_share import Sharing
 from carpool.learning.change_detection import has_changed, is_another_model
-from carpool.learning.latency_model import LatencyLearner
+from carpool.learning.latency_model import LatencyLearner, ServiceTime
 from carpool.learning.load import ENOUGH_REQUESTS, Load
 from carpool.learning.size_limit import SizeLimit
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from carpool.batching.requests import Estimate
     from carpool.exchange.decision import Observation
-    from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
 
 
@@ -38,10 +37,9 @@ class Moved(NamedTuple):
 class Belief:
     """The load, batch latency, the batchable share, and the limit on batch sizes."""
 
-    def __init__(self, load: Load | None = None, learner: LatencyLearner | None = None) -> None:
-        """Begin without estimates, or with given ones."""
-        self.load = load or Load()
-        self.learner = learner or LatencyLearner()
+    def __init__(self) -> None:
+        self.load = Load()
+        self.learner = LatencyLearner()
         self.sharing = Sharing()
         self.size_limit = SizeLimit()
         self.in_force: ServiceTime | None = None

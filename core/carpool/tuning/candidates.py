@@ -7,14 +7,13 @@ from bisect import bisect_left
 from functools import partial
 from typing import TYPE_CHECKING
 
-from carpool.policy.parameters import Parameters
+from carpool.policy.parameters import Limits, Parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from carpool.forecasting.forecaster import Assessment, Forecaster
     from carpool.learning.latency_model import ServiceTime
-    from carpool.policy.parameters import Limits
 
 SIZES: tuple[int, ...] = (1, *(size for n in range(1, 16) for size in (2**n, 3 * 2 ** (n - 1))), 2**16)
 """Batch sizes compared, up to the most that a bound may be: half-octave steps, between which device time per row
@@ -61,8 +60,6 @@ def known_flights(service: ServiceTime, limits: Limits, times: int = 1) -> int:
 
 class Grid:
     """Settings of given sizes with one number of batches in flight. Pure but for the forecasts it asks for."""
-
-    __slots__ = ("_avoid", "_flights", "_forecaster", "_sizes", "_waits")
 
     def __init__(
         self, forecaster: Forecaster, sizes: Sequence[int], flights: int, avoid: Collection[Parameters] = ()

@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import Forecaster
+from carpool.forecasting.forecaster import Assessment, Forecaster
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
-from carpool.policy.parameters import Parameters
+from carpool.policy.parameters import Limits, Parameters
 from carpool.tuning.candidates import SIZES, known_flights, largest_reliable, productive_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from carpool.batching.counters import ModelStats
-    from carpool.forecasting.forecaster import Assessment
-    from carpool.policy.parameters import Limits
 
 BATCHES = 3
 UNSURE = 0.06
@@ -80,8 +78,6 @@ class _Trial(NamedTuple):
 
 class Exploration:
     """Present and past explorations, and the credit for them. Times in seconds."""
-
-    __slots__ = ("_looked_at", "_looked_with", "_pauses", "_trial", "candidate", "spare")
 
     def __init__(self) -> None:
         self.candidate: Parameters | None = None

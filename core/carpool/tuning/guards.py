@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from carpool.batching.counters import LATE
+from carpool.batching.counters import LATE, ModelStats
 from carpool.batching.requests import Refused
 from carpool.forecasting.accuracy import PAUSED, ForecastCheck
 from carpool.learning.miss_test import MissTest
@@ -13,7 +13,6 @@ from carpool.learning.miss_test import MissTest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from carpool.batching.counters import ModelStats
     from carpool.exchange.decision import Observation
 
 TOO_LATE = (LATE, Refused.LATE, Refused.EXPIRED, Refused.QUEUE_FULL)
@@ -39,8 +38,6 @@ def late_of(stats: ModelStats) -> int:
 
 class SafetyMargin:
     """How much shorter the target is in forecasts than in the SLO. Times in seconds."""
-
-    __slots__ = ("_before", "_calm_since", "_forgiven", "_forgiven_after", "factor")
 
     def __init__(self) -> None:
         self.factor = 1.0

@@ -13,10 +13,7 @@ SILENCE = 30.0
 class History:
     """The last arrival, the last change, and the arrivals since."""
 
-    __slots__ = ("changed_at", "last_arrival", "now", "requests", "started_at")
-
     def __init__(self) -> None:
-        """Begin before the first observation."""
         self.now = -inf
         """Time of the last observation."""
         self.started_at: float | None = None

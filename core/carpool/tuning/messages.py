@@ -10,11 +10,10 @@ from carpool.exchange.decision import Decision, Reason
 from carpool.learning import batchable_share
 from carpool.policy.durations import format_seconds
 from carpool.policy.spec import Objective
-from carpool.tuning.objective import FASTER, LEAST, Aim
+from carpool.tuning.objective import FASTER, LEAST, Aim, Choice
 
 if TYPE_CHECKING:
     from carpool.forecasting.forecaster import Assessment
-    from carpool.tuning.objective import Choice
 
 
 def why(aim: Aim, choice: Choice, current: Assessment, target: Assessment) -> tuple[Reason, str]:
@@ -54,19 +53,19 @@ def why(aim: Aim, choice: Choice, current: Assessment, target: Assessment) -> tu
 
 
 def _why_faster(aim: Aim, current: Assessment, target: Assessment) -> tuple[Reason, str]:
-    before, after = (format_seconds(_rounded(aim.latency(one))) for one in (current, target))
+    before, after = (_rounded(aim.latency(one)) for one in (current, target))
     what = "p99" if aim.objective is Objective.LATENCY else "mean latency"
     if target.parameters.pass_through:
         return Reason.PASSES_THROUGH, f"{busy(aim, target)}: requests pass through, {what} {before} to {after}"
     if not current.holds_ahead:
-        ahead = f"p99 forecast {format_seconds(_rounded(target.now.p99))} now"
-        return Reason.RESTORES_SLO, f"{ahead}, {format_seconds(_rounded(target.ahead.p99))} at 1.25x the load"
+        forecast = f"{_rounded(target.now.p99)} now, {_rounded(target.ahead.p99)} at 1.25x the load"
+        return Reason.RESTORES_SLO, f"p99 forecast {forecast}"
     if not aim.keeps_target(current):
         fall = f"device {aim.utilization(current):.0%} to {aim.utilization(target):.0%} busy (target {aim.target:.0%})"
         return Reason.LOWERS_UTILIZATION, f"{fall}, {what} {before} to {after}"
     if aim.latency(target) > (1 - FASTER) * aim.latency(current):
         what = "p99"
-        before, after = (format_seconds(_rounded(one.now.p99)) for one in (current, target))
+        before, after = (_rounded(one.now.p99) for one in (current, target))
     return Reason.LOWERS_LATENCY, f"{what} {before} to {after}, {busy(aim, target)}"
 
 
@@ -83,11 +82,11 @@ def alternative(aim: Aim, current: Assessment, efficient: Assessment, fast: Asse
     """
     gained, parts = current.now.p50 - fast.now.p50, []
     if fast.holds_ahead and gained >= FASTER * current.now.p50:
-        more, lower = aim.utilization(fast) - aim.utilization(current), format_seconds(_rounded(gained))
-        parts = [f"without a wait p50 would be {lower} lower, with {more:.0%} more of the device"]
+        more = aim.utilization(fast) - aim.utilization(current)
+        parts = [f"without a wait p50 would be {_rounded(gained)} lower, with {more:.0%} more of the device"]
     freed = aim.utilization(current) - aim.utilization(efficient)
     if aim.is_for_latency and efficient.holds_ahead and freed >= 0.01:
-        change = format_seconds(_rounded(efficient.now.p50 - current.now.p50))
+        change = _rounded(efficient.now.p50 - current.now.p50)
         parts.append(f"Efficiency would free {freed:.0%} of the device for {change} more p50")
     return "; ".join(parts)
 
@@ -107,7 +106,7 @@ def out_of_reach(one: Assessment) -> str:
     """Return why no request can be in time; ``""``: it can."""
     if one.holds_now or not one.situation.is_out_of_reach:
         return ""
-    alone = format_seconds(_rounded(one.situation.alone))
+    alone = _rounded(one.situation.alone)
     return f"one request alone takes {alone}, longer than the SLO: raise it; until then no request waits for others"
 
 
@@ -123,5 +122,5 @@ def explained(decision: Decision, alarm: str, *, holds: bool) -> Decision:
     return decision
 
 
-def _rounded(seconds: float) -> float:
-    return max(round(seconds, 4), 0.0)
+def _rounded(seconds: float) -> str:
+    return format_seconds(max(round(seconds, 4), 0.0))

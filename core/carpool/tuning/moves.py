@@ -12,12 +12,11 @@ from carpool.learning.change_detection import width
 from carpool.policy.durations import Duration, format_seconds, whole_microseconds
 from carpool.policy.parameters import Parameters
 from carpool.tuning import messages
-from carpool.tuning.objective import FASTER, LEAST, is_better
+from carpool.tuning.objective import FASTER, LEAST, Aim, Choice, is_better
 
 if TYPE_CHECKING:
     from carpool.forecasting.forecaster import Assessment, Forecaster
     from carpool.tuning.history import History
-    from carpool.tuning.objective import Aim, Choice
     from carpool.tuning.requirements import Requirements
 
 NEGLIGIBLE = 0.001

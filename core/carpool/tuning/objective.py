@@ -16,26 +16,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import Assessment, Forecaster
+from carpool.forecasting.forecaster import Assessment, Forecaster, Situation
 from carpool.learning import batchable_share
 from carpool.policy.durations import Duration
-from carpool.policy.parameters import Parameters
-from carpool.policy.spec import Objective, PassThroughMode
+from carpool.policy.parameters import Limits, Parameters
+from carpool.policy.spec import BatchingPolicy, Objective, PassThroughMode
 from carpool.tuning.candidates import SIZES, Grid, known_flights, largest_reliable, productive_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from typing import Self
 
-    from carpool.forecasting.forecaster import Situation
     from carpool.learning.latency_model import ServiceTime
-    from carpool.policy.parameters import Limits
-    from carpool.policy.spec import BatchingPolicy
 
 SLACK = 0.02
 """Utilization beyond the target that the setting in force may have: a hysteresis, so that a load at the edge does not
@@ -361,10 +358,6 @@ def _able(forecaster: Forecaster, aim: Aim, current: Parameters, sizes: Sequence
     service, rows = situation.service, situation.process.rate * situation.rows
     concurrency, rest = min(service.executors, flights), situation.rest
     room = (aim.share * aim.target if aim.objective is Objective.BALANCED else 1.0) - (1 - rest)
-    able: list[int] = []
-    cheapest = math.inf
-    for size in sizes:
-        cheapest = min(cheapest, service.per_row(size))
-        if rows * rest * cheapest <= room * concurrency:
-            able.append(size)
+    cheapest = accumulate(map(service.per_row, sizes), min)
+    able = [size for size, least in zip(sizes, cheapest, strict=True) if rows * rest * least <= room * concurrency]
     return sorted({*able[:SMALLEST], *able[-1:], *({current.max_batch} & {*able})})

@@ -9,23 +9,20 @@ from msgspec.structs import asdict, replace
 
 from carpool.exchange.decision import Forecasted
 from carpool.forecasting.capacity import Capacity, candidates, capacity
-from carpool.forecasting.forecaster import HEADROOM, Forecaster, Situation
+from carpool.forecasting.forecaster import HEADROOM, Assessment, Forecaster, Situation
 from carpool.learning.batchable_share import NONE
 from carpool.policy.durations import Duration
 from carpool.tuning import messages
 from carpool.tuning.candidates import known_flights, productive_sizes
-from carpool.tuning.exploration import to_measure
+from carpool.tuning.exploration import Exploration, to_measure
 from carpool.tuning.moves import is_gain, is_worth
 from carpool.tuning.objective import Aim, Choice, choose
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from carpool.forecasting.forecaster import Assessment
-    from carpool.learning.load import Load
     from carpool.policy.parameters import Parameters
     from carpool.tuning.belief import Belief
-    from carpool.tuning.exploration import Exploration
     from carpool.tuning.guards import Guards
     from carpool.tuning.requirements import Requirements
 
@@ -47,14 +44,15 @@ burst is over soon."""
 class Plan:
     """The situation, and the choice for it."""
 
-    def __init__(self, requirements: Requirements) -> None:
-        """Begin without a choice."""
+    def __init__(self, requirements: Requirements, belief: Belief, guards: Guards, exploration: Exploration) -> None:
         self._requirements = requirements
+        self._belief = belief
+        self._guards = guards
+        self._exploration = exploration
         self.aim = Aim.of(requirements.policy)
         self.forecaster: Forecaster | None = None
         self.choice: Choice | None = None
         """``None``: not made yet."""
-        self._load: Load | None = None
         self._made_from: Parameters | None = None
         """The parameters in force when it was made."""
         self._capacity: tuple[object, Capacity] | None = None
@@ -65,9 +63,10 @@ class Plan:
         if explored or parameters != self._made_from:
             self.choice = None
 
-    def is_outdated(self, belief: Belief) -> bool:
+    @property
+    def is_outdated(self) -> bool:
         """Whether there is no choice, or it is for another load of this model, other requests, or others' load."""
-        situation = None if self.forecaster is None else self.forecaster.situation
+        belief, situation = self._belief, None if self.forecaster is None else self.forecaster.situation
         if self.choice is None or situation is None or belief.load.process != situation.process:
             return True
         rows = max(belief.load.rows, 1.0) / situation.rows
@@ -101,16 +100,12 @@ class Plan:
                 self.forecaster.assess(parameters).refine()
             self.forecaster.rest()
 
-    def make(
-        self, belief: Belief, guards: Guards, exploration: Exploration, parameters: Parameters,
-        left: Collection[Parameters], now: float,
-    ) -> None:  # fmt: skip
+    def make(self, parameters: Parameters, left: Collection[Parameters], now: float) -> None:
         """Choose again, from the parameters in force."""
-        situation = self._situation(belief, guards)
+        belief, exploration, situation = self._belief, self._exploration, self._situation()
         if situation is None:
             return
         self.forecaster = forecaster = Forecaster(situation)
-        self._load = belief.load
         self._made_from = parameters
         current = forecaster.assess(parameters)
         if self._requirements.held:
@@ -135,13 +130,11 @@ class Plan:
         leaves = choice.target.parameters != parameters and is_gain(self.aim, choice, current)
         # A candidate found on the way that had to wait is still worth exploring.
         moving = exploration.is_due(belief.load.rate, leaves=leaves) or exploration.candidate is not None
-        self.explore(belief, guards, exploration, parameters, now, moving=moving)
+        self.explore(parameters, now, moving=moving)
 
-    def explore(
-        self, belief: Belief, guards: Guards, exploration: Exploration, parameters: Parameters, now: float,
-        *, moving: bool,
-    ) -> None:  # fmt: skip
+    def explore(self, parameters: Parameters, now: float, *, moving: bool) -> None:
         """Look for a setting worth exploring."""
+        belief, guards, exploration = self._belief, self._guards, self._exploration
         forecaster, choice, requirements = self.forecaster, self.choice, self._requirements
         exploration.candidate = None
         if forecaster is None or choice is None or (guards.check.alarm and choice.efficient.holds_now):
@@ -158,8 +151,8 @@ class Plan:
             stays = not best.holds_now and not is_worth(best, current)
             exploration.look(forecaster, current if stays else best, current, moving=moving, now=now)
 
-    def _situation(self, belief: Belief, guards: Guards) -> Situation | None:
-        requirements = self._requirements
+    def _situation(self) -> Situation | None:
+        belief, guards, requirements = self._belief, self._guards, self._requirements
         process, service, limits = belief.load.process, belief.learner.mixed(), requirements.limits
         if process is None or service is None:
             return None
@@ -202,7 +195,7 @@ class Plan:
         With held ``parameters``, it is their capacity; ``best``: that of the best ones nevertheless. Not for every
         decision: it takes up to 0.5 s of CPU, 2 s with bursts. The result is kept until more than the rate changes.
         """
-        process = self._load.measured if self._load is not None else None
+        process = self._belief.load.measured
         if self.forecaster is None or process is None:
             return None
         situation = self.forecaster.situation.with_the_whole_device()

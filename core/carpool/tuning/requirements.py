@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.policy.parameters import Limits, Parameters
-from carpool.policy.spec import BatchingPolicy, PassThroughMode, TuningMode
-
-if TYPE_CHECKING:
-    from carpool.policy.spec import Model
+from carpool.policy.spec import BatchingPolicy, Model, PassThroughMode, TuningMode
 
 
 class Requirements(Struct, frozen=True):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from carpool.batching.counters import COLD
-from carpool.exchange.decision import Decision, Reason
-from carpool.policy.spec import Objective, PassThroughMode, ShedAt
+from carpool.exchange.decision import Decision, Observation, Reason
+from carpool.policy.spec import BatchingPolicy, Model, Objective, PassThroughMode, ShedAt
 from carpool.tuning import messages
-from carpool.tuning.belief import Belief
+from carpool.tuning.belief import Belief, Moved
 from carpool.tuning.exploration import Exploration
 from carpool.tuning.guards import Guards, late_of
 from carpool.tuning.history import History
@@ -26,13 +26,8 @@ from carpool.tuning.requirements import Requirements
 from carpool.tuning.states import state_of
 
 if TYPE_CHECKING:
-    from carpool.exchange.decision import Observation
     from carpool.forecasting.forecaster import Assessment
-    from carpool.learning.latency_model import LatencyLearner
-    from carpool.learning.load import Load
     from carpool.policy.parameters import Parameters
-    from carpool.policy.spec import BatchingPolicy, Model
-    from carpool.tuning.belief import Moved
 
 INTERVAL = 0.5
 """Seconds between observations: two of them show a jump of the load, three a change of the model."""
@@ -42,26 +37,17 @@ class Tuner:
     """Tunes one model's parameters from an observation every ``INTERVAL``."""
 
     def __init__(
-        self,
-        policy: BatchingPolicy,
-        model: Model | None = None,
-        parameters: Parameters | None = None,
-        *,
-        load: Load | None = None,
-        learner: LatencyLearner | None = None,
+        self, policy: BatchingPolicy, model: Model | None = None, parameters: Parameters | None = None
     ) -> None:
-        """Start from ``parameters``, or the policy's baseline within its limits.
-
-        ``load`` and ``learner``: earlier estimates of load and batch latency, if there are any.
-        """
+        """Start from ``parameters``, or the policy's baseline within its limits."""
         self._requirements = Requirements.of(policy, model)
-        self.belief = Belief(load, learner)
+        self.belief = Belief()
         self.belief.load.tolerance = policy.tuning.tolerance_percent / 100
         self.parameters = self._requirements.clamp(parameters or self._requirements.limits.clamp(policy.baseline))
         self._history = History()
         self._guards = Guards(self._requirements.quantile)
         self._exploration = Exploration()
-        self.plan = Plan(self._requirements)
+        self.plan = Plan(self._requirements, self.belief, self._guards, self._exploration)
         self._left: set[Parameters] = set()
         """Settings left since load or model changed."""
         self._queued_rows = 0
@@ -74,7 +60,7 @@ class Tuner:
         self._requirements = Requirements.of(policy, model)
         self.belief.load.tolerance = policy.tuning.tolerance_percent / 100
         self.parameters = self._requirements.clamp(self.parameters)
-        self.plan = Plan(self._requirements)
+        self.plan = Plan(self._requirements, self.belief, self._guards, self._exploration)
         self._guards.follow(self._requirements.quantile, self._history.now)
         if self.belief.in_force is not None:
             self.belief.in_force = None  # the tables are made again: the Batcher's may be longer or shorter now
@@ -143,16 +129,15 @@ class Tuner:
         expelled = self.parameters.pass_through and not observation.passing
         alarmed, ended, checked = self._contradicted(observation, moved, backlogged=backlogged, expelled=expelled)
         # 4. Choose again if something changed.
-        margin, exploration = self._guards.margin, self._exploration
-        if forgives := margin.is_over(history.now):
-            margin.less(history.now)
+        if forgives := self._guards.margin.is_over(history.now):
+            self._guards.margin.less(history.now)
             self._left.clear()
-        changed = any((*moved, checked, alarmed, forgives, ended, belief.has_changed)) or self.plan.is_outdated(belief)
+        changed = any((*moved, checked, alarmed, forgives, ended, belief.has_changed)) or self.plan.is_outdated
         if changed:
             belief.put_in_force(self._requirements.limits.max_batch)
-            self.plan.make(belief, self._guards, exploration, self.parameters, self._left, history.now)
-        elif exploration.is_richer:
-            self.plan.explore(belief, self._guards, exploration, self.parameters, history.now, moving=False)
+            self.plan.make(self.parameters, self._left, history.now)
+        elif self._exploration.is_richer:
+            self.plan.explore(self.parameters, history.now, moving=False)
         # 5. Move.
         decision = self._move(alarmed=alarmed, expelled=expelled, ended=ended)
         self.plan.rest(self.parameters, refine=refine and not changed)
@@ -221,12 +206,11 @@ class Tuner:
             explored=exploration.candidate, explores=exploration.is_under_way,
         )  # fmt: skip
         chosen = move(scene, alarmed=alarmed, expelled=expelled)
-        service = self.belief.service
-        if chosen.explores and chosen.step is not None and service is not None:
-            exploration.begin(chosen.step.parameters, self.parameters, service, self._history.now)
         if chosen.step is None:
             kept = self._keep(chosen.reason, chosen.message, chosen.target, chosen.capped_by)
             return replace(kept, decided=not chosen.capped_by and not requirements.recommends)
+        if chosen.explores and (service := self.belief.service) is not None:
+            exploration.begin(chosen.step.parameters, self.parameters, service, self._history.now)
         return self._change(chosen, chosen.step)
 
     def _change(self, chosen: Move, step: Assessment) -> Decision:

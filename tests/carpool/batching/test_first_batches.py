@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from machine import estimate
 
+from carpool.batching.first_batches import FirstBatches
 from carpool.batching.model_state import ModelState
 from carpool.batching.queues import Queue
 from carpool.batching.requests import Batch, Request
@@ -59,7 +60,7 @@ def test_a_first_batch_is_expected_to_be_as_slow_as_the_others_were() -> None:
     assert seconds_of(of, 0, 16) == pytest.approx(0.026 + (0.09 + 0.19) / 2)
     assert seconds_of(of, 0, 7) == pytest.approx(0.017), "it was served before"
     assert seconds_of(of, 64, 7) > 0.1, "but not of that length"
-    of.first_batches.forget()
+    of.first_batches = FirstBatches()
     assert seconds_of(of, 0, 16) == pytest.approx(0.026)
 
 

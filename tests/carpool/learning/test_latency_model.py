@@ -502,13 +502,6 @@ def test_counter_resets_are_ignored():
     assert learner.estimate() == before
 
 
-def test_reset_forgets_all():
-    learner = LatencyLearner()
-    run(learner, Random(9), 20)
-    learner.reset()
-    assert learner.estimate() is None
-
-
 def test_buckets_have_their_own_curves_and_borrow_shape_when_new():
     learner = LatencyLearner()
     for second in range(1, 20):

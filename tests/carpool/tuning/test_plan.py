@@ -106,6 +106,6 @@ def test_nothing_is_searched_twice_and_nothing_without_a_load(monkeypatch):
 def test_evidence_that_does_not_count_rows_is_of_requests_of_one_row():
     tuner, _ = served(for_p99(0.05), 300.0, 10.0)
     tuner.belief.load.rows = 0.0
-    tuner.plan.make(tuner.belief, tuner._guards, tuner._exploration, tuner.parameters, (), 10.0)
+    tuner.plan.make(tuner.parameters, (), 10.0)
     assert tuner.plan.forecaster.situation.rows == 1
     assert tuner.plan.choice.efficient.holds_now
