@@ -14,7 +14,7 @@ from msgspec import Meta, field
 
 from carpool.policy.durations import Duration, Quantity, format_seconds
 from carpool.policy.parameters import Parameters
-from carpool.policy.plain import Camel, PolicyError, from_plain
+from carpool.policy.plain import Camel, PolicyError, from_plain, to_plain
 from carpool.policy.spec import BatchingPolicy, PassThroughMode, TuningMode
 from carpool_sidecar.config.hints import NO_TLS, explained
 from carpool_sidecar.config.newer import without_unknown
@@ -129,6 +129,15 @@ class Llm(Camel, frozen=True):
     def model(self) -> str:
         """The name it is served under: the file's, without its suffix, where none is given."""
         return self.name or (Path(self.path).stem if self.path.endswith(".gguf") else Path(self.path).name)
+
+    def argument(self) -> str:
+        """Return it as JSON, as an argument of the engine's processes."""
+        return msgspec.json.encode(to_plain(self)).decode()
+
+    @classmethod
+    def of_argument(cls, text: str) -> Llm:
+        """Return what ``argument`` made text of; raises ``PolicyError``."""
+        return from_plain(msgspec.json.decode(text), cls, what="llm")
 
 
 class Shutdown(Camel, frozen=True):

@@ -13,7 +13,6 @@ import random
 import sys
 from typing import TYPE_CHECKING
 
-import msgspec
 import uvloop
 
 from carpool_sidecar.config.settings import Llm, address_of
@@ -72,7 +71,7 @@ async def serve(config: Llm, address: str) -> int:
 def main(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     set_up("Info")
-    config = msgspec.json.decode(arguments[0], type=Llm)
+    config = Llm.of_argument(arguments[0])
     return uvloop.run(serve(config, arguments[1]))
 
 

@@ -12,8 +12,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from carpool.policy.plain import PolicyError
 from carpool_sidecar.config.settings import Upstream
 from carpool_sidecar.llm.model_file import describe
@@ -84,7 +82,7 @@ class EngineProcess:
         """Run it to its end; returns whether the model can't be loaded."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._address.removeprefix("unix:"))  # noqa: PTH108 - of the one before, at once
-        command = (sys.executable, "-m", "carpool_sidecar.llm.main", msgspec.json.encode(self._config).decode())
+        command = (sys.executable, "-m", "carpool_sidecar.llm.main", self._config.argument())
         process = await asyncio.create_subprocess_exec(
             *command,
             self._address,

@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
 from carpool_sidecar.config.settings import Llm
 from carpool_sidecar.frames import LENGTH
 from carpool_sidecar.llm.messages import (
@@ -343,7 +341,7 @@ def main(argument: str) -> int:
     # Text that the runtime prints must not mix with messages.
     sink = os.dup(1)
     os.dup2(2, 1)
-    config = msgspec.json.decode(argument, type=Llm)
+    config = Llm.of_argument(argument)
     try:
         machine = OpenVino(config)
     except Exception as error:  # noqa: BLE001 - the runtime raises what it likes, and the user is to know

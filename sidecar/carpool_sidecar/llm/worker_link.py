@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from carpool_sidecar.child_process import ChildProcess
 from carpool_sidecar.llm.messages import Broken, frame, read_reply
 
@@ -39,7 +37,7 @@ class WorkerLink(ChildProcess):
         log: logging.Logger,
         command: tuple[str, ...] = (sys.executable, "-m", "carpool_sidecar.llm.worker"),
     ) -> None:
-        super().__init__((*command, msgspec.json.encode(config).decode()), log)
+        super().__init__((*command, config.argument()), log)
         self._heard = heard
         self._lost = lost
 

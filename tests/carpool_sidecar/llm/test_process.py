@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from carpool.policy.durations import Duration
 from carpool.policy.plain import PolicyError
 from carpool_cli.demo.random_model import SIZES, write
 from carpool_sidecar.config.settings import Llm
@@ -36,6 +37,18 @@ async def test_messages_of_a_process_are_received_and_its_end_is_reported():
     with pytest.raises(InterruptedError):
         await link(f"import sys; sys.stdout.buffer.write({frame(Ready(1, 2))!r})", heard.append, ended).run()
     assert heard == [Ready(1, 2)]
+
+
+async def test_every_field_reaches_the_process():
+    config = Llm("m.gguf", name="llama", threads=2, timeout=Duration(90.0))
+    script = (
+        "import sys; from carpool_sidecar.config.settings import Llm; "
+        "from carpool_sidecar.llm.messages import Broken, frame; "
+        "sys.stdout.buffer.write(frame(Broken(repr(Llm.of_argument(sys.argv[1])))))"
+    )
+    with pytest.raises(CannotLoadError) as caught:
+        await WorkerLink(config, print, print, LOG, (sys.executable, "-c", script)).run()
+    assert str(caught.value) == repr(config)
 
 
 async def test_a_model_that_does_not_load_is_not_tried_again():

@@ -145,7 +145,9 @@ class Served:
 @pytest.fixture
 async def served(world, model):
     sidecar, client = await world.start(
-        upstream=None, policy=POLICY, llm={"path": str(model), "threads": 1, "kvTokens": 8192}
+        upstream=None,
+        policy=POLICY,
+        llm={"path": str(model), "threads": 1, "kvTokens": 8192, "timeout": "100s"},
     )
     return await Served(world, sidecar, client).ready()
 
