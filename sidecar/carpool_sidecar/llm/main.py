@@ -38,6 +38,10 @@ async def serve(config: Llm, address: str) -> int:
     def heard(reply: Reply) -> None:
         if isinstance(reply, Ready):
             log.info("the model is loaded", extra={"context": reply.context, "kvTokens": reply.kv_tokens})
+            if reply.longest_text is not None:
+                log.warning(
+                    "texts of more tokens get 400: send them as token ids", extra={"tokens": reply.longest_text}
+                )
         app.heard(reply)
 
     link = WorkerLink(config, heard, lambda: app.lost(), log)  # noqa: PLW0108 - each has the other

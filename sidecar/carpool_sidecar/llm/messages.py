@@ -50,10 +50,11 @@ Message: TypeAlias = Add | Cancel
 
 
 class Ready(Struct, tag=True, frozen=True):
-    """The model is loaded."""
+    """The model is loaded. ``longest_text``: tokens of the longest text that it takes, if fewer than its context."""
 
     context: int
     kv_tokens: int
+    longest_text: int | None = None
 
 
 class Broken(Struct, tag=True, frozen=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,7 +34,7 @@ from carpool_sidecar.llm.model_file import describe
 from carpool_sidecar.llm.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from carpool_sidecar.llm.messages import Message, Reply
 
@@ -207,6 +208,13 @@ class OpenVino:
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(config.path, scheduler, config.device, properties)
         self._tokenizer = self._pipeline.get_tokenizer()
         self._vocabulary = len(self._tokenizer.get_vocab())
+        self._cut = {special: cut_at(partial(self._count, special), self.context) for special in (False, True)}
+        """Tokens at which it cuts texts, with and without special tokens."""
+
+    @property
+    def longest_text(self) -> int | None:
+        """Tokens of the longest text that is not cut; ``None``: as many as the context has."""
+        return min((each - 1 for each in self._cut.values() if each is not None), default=None)
 
     def encode(self, add: Add) -> list[int]:
         """Return the tokens of a prompt."""
@@ -220,9 +228,15 @@ class OpenVino:
             ) from None
         if isinstance(prompt, str):
             # A chat's template has the special tokens that it needs.
-            ids: list[int] = (
-                self._tokenizer.encode(prompt, add_special_tokens=not add.messages).input_ids.data[0].tolist()
-            )
+            special = not add.messages
+            ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=special).input_ids.data[0].tolist()
+            most = self._cut[special]
+            if most is not None and len(ids) >= most:
+                raise Wrong(
+                    f"a text may have {most - 1} tokens, since this model's tokenizer in OpenVINO cuts longer ones: "
+                    "shorten it, or send token ids as the prompt to /v1/completions",
+                    "messages" if add.messages else "prompt",
+                )
         else:
             ids = prompt
         wrong = [each for each in ids if not 0 <= each < self._vocabulary]
@@ -231,6 +245,9 @@ class OpenVino:
         if not ids:
             raise Wrong("the prompt is empty: give at least one token", "messages" if add.messages else "prompt")
         return ids
+
+    def _count(self, special: bool, text: str) -> int:
+        return int(self._tokenizer.encode(text, add_special_tokens=special).input_ids.shape[-1])
 
     def decode(self, lists: list[list[int]]) -> list[str]:
         """Return the text of each list of tokens; special ones have none."""
@@ -304,6 +321,20 @@ class OpenVinoHandle:
         self._handle.cancel()
 
 
+def cut_at(count: Callable[[str], int], context: int) -> int | None:
+    """Return the number of tokens at which a tokenizer cuts a text, without an error; ``None``: not within the context.
+
+    OpenVINO makes one of a GGUF file that keeps the last 8,192, whatever it is asked for. ``count``: tokens of a text.
+    """
+    few, words, before = count("la "), context, 0
+    # Twice the text has as many tokens: it is cut. Never more than a word has: the tokenizer does not know the words.
+    while few < (now := count("la " * words)) < context:
+        if now == before:
+            return now
+        words, before = 2 * words, now
+    return None
+
+
 def _short(error: Exception) -> str:
     """Return the last line of an exception of OpenVINO's: what it is about; those before name its source files."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -347,7 +378,7 @@ def main(argument: str) -> int:
     except Exception as error:  # noqa: BLE001 - the runtime raises what it likes, and the user is to know
         _write(sink, frame(Broken(f"{config.path} can't be loaded: {_short(error)}")))
         return 2
-    _write(sink, frame(Ready(machine.context, machine.kv_tokens)))
+    _write(sink, frame(Ready(machine.context, machine.kv_tokens, machine.longest_text)))
     serve(Worker(machine), 0, sink)
     return 0
 

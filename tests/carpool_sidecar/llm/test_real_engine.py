@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("openvino_genai", reason="the extra llm is not installed")
 
-from carpool_cli.demo.random_model import SIZES, write
+from carpool_cli.demo.random_model import SIZES, Size, write
 from carpool_sidecar.config.settings import Llm
 from carpool_sidecar.generation.engine_metrics import parse
 from carpool_sidecar.llm.messages import Add, Sampling
@@ -106,6 +106,19 @@ def test_chats_go_through_the_template(machine):
     with pytest.raises(Wrong, match="there is no token 5000") as caught:
         machine.encode(Add(1, [5000], [], 1, [], Sampling()))
     assert caught.value.field == "prompt"
+
+
+def test_a_text_that_the_tokenizer_would_cut_is_refused(tmp_path):
+    write(tmp_path / "long.gguf", Size(128, 2, 256, 20_000))
+    machine = OpenVino(Llm(str(tmp_path / "long.gguf"), threads=1, kv_tokens=64))
+    assert machine.longest_text == 8191
+    assert len(machine.encode(Add(1, "\n" * 8191, [], 1, [], Sampling()))) == 8191
+    assert len(machine.encode(Add(1, [5] * 12_000, [], 1, [], Sampling()))) == 12_000
+    chat = [{"role": "user", "content": "la " * 12_000}]
+    for prompt, messages, field in (("la " * 12_000, [], "prompt"), ("", chat, "messages")):
+        with pytest.raises(Wrong, match=r"may have 8191 tokens, .*send token ids") as caught:
+            machine.encode(Add(1, prompt, messages, 1, [], Sampling()))
+        assert caught.value.field == field
 
 
 class Served:

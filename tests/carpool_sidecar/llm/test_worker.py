@@ -19,7 +19,7 @@ from carpool_sidecar.llm.messages import (
     frame,
     read_reply,
 )
-from carpool_sidecar.llm.worker import Worker, Wrong, serve
+from carpool_sidecar.llm.worker import Worker, Wrong, cut_at, serve
 
 
 class Sequence:
@@ -170,6 +170,23 @@ def test_long_answers_in_characters_of_four_bytes(worker, machine):
     while worker.busy:
         text += "".join(piece.text for piece in list(worker.step())[-1].pieces)
     assert text == "😀" * 15
+
+
+@pytest.mark.parametrize(
+    ("count", "cut"),
+    [
+        (len, None),  # tokens are letters
+        (lambda text: 1 + len(text) // 3, None),  # words, after a token that begins every text
+        (lambda text: len(text) // 60, None),  # 20 words in one
+        (lambda text: min(len(text), 512), 512),
+        (lambda text: min(len(text) // 60, 512), 512),
+        (lambda text: min(len(text), 1000), None),  # the context is full then
+        (lambda text: 1, None),  # all of it unknown
+        (lambda text: 0, None),
+    ],
+)
+def test_a_tokenizer_that_cuts_texts_is_found_out(count, cut):
+    assert cut_at(count, 1000) == cut
 
 
 def test_it_serves_pipes_and_ends_with_its_input(machine):
