@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,12 +32,14 @@ from carpool_sidecar.llm.messages import (
     read_message,
 )
 from carpool_sidecar.llm.model_file import describe
+from carpool_sidecar.llm.sequences import PATIENCE, Lasting, Patience
 from carpool_sidecar.llm.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from carpool_sidecar.llm.messages import Message, Reply
+    from carpool_sidecar.llm.sequences import Handle
 
 BLOCK = 32
 """Tokens of a block of OpenVINO's KV cache on a CPU; on a GPU it is 16, so that there is less room."""
@@ -54,16 +57,6 @@ class Wrong(Exception):  # noqa: N818 - of a request, not a fault of this progra
     def __init__(self, why: str, field: str = "") -> None:
         super().__init__(why)
         self.field = field
-
-
-class Handle(Protocol):
-    """One sequence inside the engine."""
-
-    def read(self) -> tuple[list[int], list[float], str]:
-        """Return new tokens, their logarithmic probabilities, and why it ended: ``stop``, ``length``, ``lost``."""
-
-    def cancel(self) -> None:
-        """Compute it no more."""
 
 
 class Machine(Protocol):
@@ -103,8 +96,11 @@ class _Live:
 class Worker:
     """All answers under way on one machine. Methods return the replies to send."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(
+        self, machine: Machine, *, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._machine = machine
+        self._patience = Patience(patience, clock)
         self._live: dict[int, _Live] = {}
 
     @property
@@ -122,7 +118,8 @@ class Worker:
         try:
             ids = self._machine.encode(message)
             room = self._room(len(ids), message.max_tokens)
-            handle = self._machine.begin(message.key, ids, room, message.sampling)
+            begin = partial(self._machine.begin, message.key)
+            handle = Lasting(begin, ids, room, message.sampling, patience=self._patience)
         except Wrong as error:
             return Refused(message.key, str(error), error.field)
         except Exception as error:  # noqa: BLE001 - whatever the runtime raises is this request's, and nobody else's
@@ -150,7 +147,9 @@ class Worker:
             if why:
                 del self._live[key]
             if why == "lost":
-                yield Refused(key, "the KV cache has no room for it any more: raise llm.kvTokens, or ask for less")
+                yield Refused(
+                    key, f"the KV cache has had no room for it for {self._patience.seconds:g} s: raise llm.kvTokens"
+                )
             else:
                 pieces.append(Piece(key, text, len(ids), why, self._tokens(live, ids, logprobs)))
         # 3. Windows that are long
@@ -379,7 +378,7 @@ def main(argument: str) -> int:
         _write(sink, frame(Broken(f"{config.path} can't be loaded: {_short(error)}")))
         return 2
     _write(sink, frame(Ready(machine.context, machine.kv_tokens, machine.longest_text)))
-    serve(Worker(machine), 0, sink)
+    serve(Worker(machine, patience=min(PATIENCE, config.timeout)), 0, sink)
     return 0
 
 

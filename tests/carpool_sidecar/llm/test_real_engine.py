@@ -15,7 +15,7 @@ pytest.importorskip("openvino_genai", reason="the extra llm is not installed")
 from carpool_cli.demo.random_model import SIZES, Size, write
 from carpool_sidecar.config.settings import Llm
 from carpool_sidecar.generation.engine_metrics import parse
-from carpool_sidecar.llm.messages import Add, Sampling
+from carpool_sidecar.llm.messages import Add, Cancel, Sampling
 from carpool_sidecar.llm.worker import OpenVino, Worker, Wrong
 from carpool_sidecar.sidecar import Sidecar
 
@@ -89,6 +89,20 @@ def test_pieces_of_broken_characters_are_the_whole_text(machine):
         text += "".join(piece.text for piece in list(worker.step())[-1].pieces)
     assert len(ids) == 300
     assert text == machine.decode([ids])[0]
+
+
+def test_an_answer_begins_although_a_cancelled_one_still_has_the_whole_cache(machine):
+    worker = Worker(machine)
+    for key in (60, 61):
+        worker.take(Add(key, [9] * 1000, [], 40, [], Sampling(ignore_eos=True)))
+    for _ in range(9):  # of 256 tokens of prompts each
+        list(worker.step())
+    for key in (60, 61):
+        worker.take(Cancel(key))
+    greedy = Sampling(temperature=0.0, ignore_eos=True)
+    texts, tokens, ends = played(worker, Add(62, [3] * 100, [], 8, [], greedy))
+    assert (tokens, ends) == ({62: 8}, {62: "length"})
+    assert played(worker, Add(63, [3] * 100, [], 8, [], greedy))[0][63] == texts[62]
 
 
 def test_the_end_token_ends_an_answer(machine):

@@ -43,9 +43,11 @@ class Sequence:
 
 class Machine:
     context, kv_tokens = 100, 80
+    broken = False
 
     def __init__(self):
         self.sequences = {}
+        self.begun = []
         self.says = b"abc"
         self.end = "length"
         self.load = (0, 0.0)
@@ -62,6 +64,9 @@ class Machine:
         return [bytes(each).decode("utf-8", "ignore") for each in lists]
 
     def begin(self, key, ids, max_tokens, sampling):
+        if self.broken:
+            raise RuntimeError("whatever")
+        self.begun.append((key, ids, max_tokens, sampling))
         self.sequences[key] = Sequence(self.says[:max_tokens], self.end)
         return self.sequences[key]
 
@@ -151,9 +156,52 @@ def test_without_a_limit_there_is_as_much_as_fits(worker, machine):
     assert len(machine.sequences[1].says) == 10
 
 
-def test_a_sequence_that_the_engine_lost(worker, machine):
+def test_a_sequence_that_the_engine_lost_begins_again_with_its_tokens(worker, machine):
+    machine.says, machine.end = b"ab\xc3", "lost"  # in the middle of a character
+    worker.take(add(1, tokens=5, stops=["bx"], seed=7, min_tokens=4))
+    pieces = [piece for _ in range(3) for piece in next(iter(worker.step())).pieces]
+    assert machine.begun[-1] == (1, list(b"helloab\xc3"), 2, Sampling(seed=10, min_tokens=1))
+    machine.sequences[1].says, machine.sequences[1].end = list(b"\xa4!"), "length"
+    pieces += [piece for _ in range(2) for piece in next(iter(worker.step())).pieces]
+    assert "".join(piece.text for piece in pieces) == "abä!"
+    assert (pieces[-1].end, sum(piece.tokens for piece in pieces), worker.busy) == ("length", 5, False)
+
+
+def test_one_without_tokens_begins_again_as_it_was(worker, machine):
+    worker.take(add(1, tokens=3, seed=7))
+    machine.sequences[1].new = ([], [], "lost")
+    machine.sequences[1].says = []
+    list(worker.step())
+    assert machine.begun == [(1, list(b"hello"), 3, Sampling(seed=7))] * 2
+    assert next(iter(worker.step())).pieces == [Piece(1, "a", 1)]
+
+
+def test_a_sequence_that_is_lost_for_too_long_ends(machine):
+    now = 0.0
+    worker = Worker(machine, patience=60.0, clock=lambda: now)
+    worker.take(add(1, tokens=9))
+
+    def lose():
+        machine.sequences[1].new, machine.sequences[1].says = ([], [], "lost"), []
+        return list(worker.step())
+
+    lose()
+    now = 59.0
+    lose()
+    assert next(iter(worker.step())).pieces == [Piece(1, "a", 1)]  # there is room again
+    lose()
+    now = 118.0
+    assert len(lose()) == 1
+    now = 119.0
+    refused, stepped = lose()
+    assert (refused.key, refused.field, stepped.pieces, worker.busy) == (1, "", [], False)
+    assert "no room for it for 60 s" in refused.why
+
+
+def test_one_that_can_not_begin_again_ends(worker, machine):
     machine.end = "lost"
     worker.take(add(1, tokens=1))
+    machine.broken = True
     refused, stepped = worker.step()
     assert (refused.key, refused.field, stepped.pieces) == (1, "", [])
 
