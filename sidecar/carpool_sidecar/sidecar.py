@@ -411,7 +411,7 @@ def _backend(config: SidecarConfig, upstream: Upstream | None, budget: Budget, t
             max_forwarded=forwarded,
         )
     assert config.onnx is not None  # noqa: S101 - for the type checker: validated
-    return onnx_backend()(config.onnx)
+    return onnx_backend()(config.onnx, max_answer=int(config.bodies.largest_answer))
 
 
 def onnx_backend() -> type[OnnxBackend]:

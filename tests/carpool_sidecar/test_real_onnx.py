@@ -568,6 +568,29 @@ async def test_longer_json_than_is_read_is_413_and_halves_a_batch(world, matmul,
     assert (long.status, "onnx.maxText is 100" in long.json["error"]) == (413, True)
 
 
+async def test_an_answer_over_the_limit_is_413_and_halves_a_batch(world, matmul, gated):
+    bodies = {"maxRequest": 1000, "maxBuffered": 100_000, "maxAnswer": 1000}  # 83 rows of three floats
+    sidecar, client, name = await start(
+        world, matmul, bodies=bodies, parameters={"*": {"maxBatch": 84, "maxInFlight": 1}}
+    )
+
+    def ask(rows):
+        body, headers = world.binary([("x", "FP32", [rows, 4], bytes(16 * rows))])
+        return client.infer(body, headers, model=name)
+
+    gate = gated(sidecar)
+    first = ask(1)
+    await world.until(lambda: gate.rows)
+    rest = await world.queue(sidecar, *[partial(ask, 42)] * 2)
+    gate.open.set()
+    assert [(await one).status for one in (first, *rest)] == [200, 200, 200]
+    assert gate.rows == [1, 84, 42, 42]
+    whole = json.dumps({"instances": [[0, 0, 0, 0]] * 84}).encode()
+    status, _, body = sidecar.backend.serve(b"/v1/models/%b:predict" % name.encode(), [], whole)
+    assert status == 413
+    assert b"outputs have 1008 bytes; bodies.maxAnswer is 1000: raise it" in body
+
+
 def test_files_and_devices_that_are_not_there_are_named(tmp_path, matmul):
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     for config, words in (

@@ -7,6 +7,7 @@ A float32 is written as the digits of its exact double; JSON has no NaN and no i
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,6 +60,10 @@ JSON = (b"content-type", b"application/json")
 BINARY = (b"content-type", b"application/octet-stream")
 
 
+LARGEST_EMPTY = 8192
+"""Product of the sizes of an input without elements that neither its data nor the model prove; zeros aside."""
+
+
 class Invalid(Exception):  # noqa: N818 - named after the status it becomes
     """The request does not fit the model: 400, and the text names the place."""
 
@@ -66,7 +71,7 @@ class Invalid(Exception):  # noqa: N818 - named after the status it becomes
 
 
 class TooLong(Invalid):
-    """The request's JSON is longer than the limit: 413."""
+    """The request's JSON, or the answer to it, is larger than the limit: 413, which halves a batch."""
 
     status = 413
 
@@ -207,6 +212,9 @@ def read_v2(
         if name in arrays:
             raise Invalid(f"inputs[{index}].name: {name!r} comes twice")
         arrays[name] = _fitting(read, spec, f"inputs[{index}]")
+        claimed = math.prod(size for size, want in zip(shape, spec.shape, strict=True) if size and want == -1)
+        if 0 in shape and claimed > LARGEST_EMPTY:
+            raise Invalid(f"inputs[{index}].shape: {shape} has no elements: send {LARGEST_EMPTY} such rows at most")
     _complete(arrays, specs)
     if at != len(body):
         raise Invalid(f"body: {len(body) - at} bytes follow the binary data that its inputs name")

@@ -32,6 +32,7 @@ from carpool_sidecar.backends.arrays import (
 from carpool_sidecar.backends.base import Document, Traffic
 from carpool_sidecar.backends.dimensions import Dimension, axis_of
 from carpool_sidecar.backends.sessions import Model, check
+from carpool_sidecar.config.settings import MAX_ANSWER
 from carpool_sidecar.http1.messages import find, parts_of
 from carpool_sidecar.protocols import route
 
@@ -56,14 +57,14 @@ class OnnxBackend:
 
     readiness = b"/v2/health/ready"
 
-    def __init__(self, config: Onnx) -> None:
-        """Load the file.
+    def __init__(self, config: Onnx, *, max_answer: int = MAX_ANSWER) -> None:
+        """Load the file. ``max_answer``: bytes of the outputs of one answer at most.
 
         Raises ``PolicyError`` if it can't be served: missing, broken, a type that V2 has no name for, or a missing
         device.
         """
         self.model = config.model
-        self._max_text = config.max_text
+        self._max_text, self._max_answer = config.max_text, max_answer
         self._session = Model(config.path, threads=config.threads, device=config.device)
         inputs, outputs = self._session.inputs, self._session.outputs
         self.inputs = [_spec(value, config.path) for value in inputs]
@@ -215,7 +216,13 @@ class OnnxBackend:
         }
 
     def _run(self, arrays: dict[str, Any], names: list[str], *, pad: bool) -> dict[str, Any]:
-        return dict(zip(names, self._session.run(names, arrays, pad=pad), strict=True))
+        outputs = self._session.run(names, arrays, pad=pad)
+        size = sum(output.nbytes for output in outputs)
+        if size > self._max_answer:
+            raise TooLong(
+                f"the outputs have {size} bytes; bodies.maxAnswer is {self._max_answer}: raise it, or send fewer rows"
+            )
+        return dict(zip(names, outputs, strict=True))
 
 
 class Run:

@@ -165,7 +165,8 @@ class Bodies(Camel, frozen=True):
     `maxInFlight`.
     """
     max_answer: Quantity | None = None
-    """Larger ones of the upstream become 502. Unset: 256Mi, or `maxBuffered` where that is less."""
+    """Larger ones of the upstream become 502. With `onnx`, outputs of more bytes get 413, and a batch is halved. Unset:
+    256Mi, or `maxBuffered` where that is less."""
 
     @property
     def largest_answer(self) -> Quantity:

@@ -77,6 +77,21 @@ def test_v1_objects_need_every_input_in_every_row():
         read_v1(v1({"instances": [{"n": 1}, {"n": 2, "y": 3}]}), [N])
 
 
+@pytest.mark.parametrize(
+    ("shape", "fits"), [([8192, 0], True), ([3, 0], True), ([0, 8192], True), ([8193, 0], False), ([0, 8193], False)]
+)
+def test_no_shape_claims_rows_without_data(shape, fits):
+    images = Spec("x", "FP32", (-1, 3, 224, 224))
+    assert len(read_v2(None, v2(tensor(shape=[0, 3, 224, 224], data=[])), [images], OUT)[0]["x"]) == 0
+    wide = Spec("x", "FP32", (-1, -1))
+    for body in (v2(tensor(shape=shape, data=[])), v2(tensor(shape=shape, parameters={"binary_data_size": 0}))):
+        if fits:
+            assert read_v2(None, body, [wide], OUT)[0]["x"].shape == tuple(shape)
+        else:
+            with pytest.raises(Invalid, match="has no elements: send 8192 such rows at most"):
+                read_v2(b"%d" % len(body), body, [wide], OUT)
+
+
 @pytest.mark.parametrize("value", [1.5, 2**70, "x", None])
 def test_no_number_is_cut_or_wrapped_to_fit_an_integer(value):
     with pytest.raises(Invalid):
