@@ -279,12 +279,7 @@ def array(values: object, spec: Spec, where: str, shape: Sequence[int] | None = 
         got = " and ".join(sorted(_JSON[each] for each in unfit))
         raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {got}")
     try:
-        made = (
-            # As objects: numpy's own strings end at their last NUL, and are each as long as the longest.
-            np.asarray(values, dtype="O")
-            if spec.datatype == "BYTES"
-            else _of_numbers(values, np.dtype(DTYPES[spec.datatype]))
-        )
+        made = _of_texts(values) if spec.datatype == "BYTES" else _of_numbers(values, np.dtype(DTYPES[spec.datatype]))
         return made if shape is None else made.reshape(shape)
     except (ValueError, OverflowError, TypeError) as error:
         raise Invalid(f"{where}: {error}") from None
@@ -314,6 +309,14 @@ def _leaves(values: object) -> set[type]:
             lists += [each for each in one if type(each) is list]
         found |= types - {list}
     return found
+
+
+def _of_texts(values: object) -> NDArray[Any]:
+    # As objects: numpy's own strings end at their last NUL, and are each as long as the longest.
+    made = np.asarray(values, dtype="O")
+    if any(type(each) is list for each in made.ravel()):  # which numpy takes for elements where lengths differ
+        raise ValueError("arrays of different lengths or depths: give all rows the same shape")
+    return made
 
 
 def _of_numbers(values: object, wanted: np.dtype[Any]) -> NDArray[Any]:

@@ -77,6 +77,15 @@ def test_v1_objects_need_every_input_in_every_row():
         read_v1(v1({"instances": [{"n": 1}, {"n": 2, "y": 3}]}), [N])
 
 
+@pytest.mark.parametrize("values", [["a", ["b", "c"]], [["a"], ["b", "c"]], [["a", ["b"]], ["c", "d"]]])
+def test_texts_of_different_depths_and_lengths_are_refused(values):
+    for spec in (TEXT, Spec("t", "BYTES", (-1, -1))):
+        with pytest.raises(Invalid, match="arrays of different lengths or depths"):
+            read_v1(v1({"instances": values}), [spec])
+        with pytest.raises(Invalid, match="arrays of different lengths or depths"):
+            read_v2(None, v2(tensor("t", "BYTES", [2], data=values)), [spec], OUT)
+
+
 @pytest.mark.parametrize(
     ("shape", "fits"), [([8192, 0], True), ([3, 0], True), ([0, 8192], True), ([8193, 0], False), ([0, 8193], False)]
 )
