@@ -437,6 +437,17 @@ def test_a_type_that_v2_has_no_name_for_is_refused(tmp_path):
     assert caught.value.field == "onnx.path"
 
 
+async def test_a_file_without_shapes_is_served_without_batching(world, tmp_path):
+    node = helper.make_node("Add", ["x", "x"], ["y"])
+    path = save(tmp_path / "shapeless.onnx", [node], [("x", TensorProto.FLOAT, None)], [("y", TensorProto.FLOAT, None)])
+    sidecar, client, name = await start(world, path)
+    assert (await client.predict(b"[1,2]", model=name)).json == {"predictions": [[2.0, 4.0]]}
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2, 1], "data": [1, 2]}
+    answer = await client.infer(json.dumps({"inputs": [tensor]}).encode(), model=name)
+    assert (answer.json["outputs"][0]["shape"], answer.json["outputs"][0]["data"]) == ([2, 1], [2.0, 4.0])
+    assert "a scalar, or the file gives no shape" in sidecar.backend.axis(name).reason
+
+
 @pytest.fixture
 def recurrent(tmp_path):
     """A state beside the rows, and a scalar: neither has a batch in dim 0."""

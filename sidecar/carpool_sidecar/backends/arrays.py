@@ -77,7 +77,7 @@ class TooLong(Invalid):
 
 
 class Spec(NamedTuple):
-    """One input or output: V2 datatype and shape, -1 for any size."""
+    """One input or output: V2 datatype and shape, -1 for any size. Empty: a scalar, or its file gives no shape."""
 
     name: str
     datatype: str
@@ -162,7 +162,8 @@ def write_v1(outputs: Mapping[str, NDArray[Any]], *, columns: bool) -> tuple[Hea
 
     Raises ``Invalid`` if rows are requested and the outputs have no common number of rows.
     """
-    if not columns and len(outputs) > 1 and len({array.shape[:1] for array in outputs.values()}) > 1:
+    rows = {array.shape[:1] for array in outputs.values()}
+    if not columns and len(outputs) > 1 and (len(rows) > 1 or rows == {()}):
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
         raise Invalid(f"instances: the model's outputs have no rows in common ({shapes}): send `inputs` instead")
     values = {name: array.tolist() for name, array in outputs.items()}
@@ -212,7 +213,8 @@ def read_v2(
         if name in arrays:
             raise Invalid(f"inputs[{index}].name: {name!r} comes twice")
         arrays[name] = _fitting(read, spec, f"inputs[{index}]")
-        claimed = math.prod(size for size, want in zip(shape, spec.shape, strict=True) if size and want == -1)
+        declared = spec.shape or [-1] * len(shape)
+        claimed = math.prod(size for size, want in zip(shape, declared, strict=True) if size and want == -1)
         if 0 in shape and claimed > LARGEST_EMPTY:
             raise Invalid(f"inputs[{index}].shape: {shape} has no elements: send {LARGEST_EMPTY} such rows at most")
     _complete(arrays, specs)
@@ -330,9 +332,10 @@ def _of_numbers(values: object, wanted: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _fitting(array: NDArray[Any], spec: Spec, where: str) -> NDArray[Any]:
-    """Check an array's shape against the model's."""
-    if len(array.shape) != len(spec.shape) or any(
-        want not in {-1, have} for want, have in zip(spec.shape, array.shape, strict=True)
+    """Check an array's shape against the model's, if its file gives one."""
+    if spec.shape and (
+        len(array.shape) != len(spec.shape)
+        or any(want not in {-1, have} for want, have in zip(spec.shape, array.shape, strict=True))
     ):
         raise Invalid(f"{where}: {spec.name!r} takes shape {list(spec.shape)}, got {list(array.shape)}")
     return array

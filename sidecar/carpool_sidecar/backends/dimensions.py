@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Dimension(NamedTuple):
-    """Dim 0 of one input or output: its size, its name, or None if it has neither; ``scalar``: there is no dim 0."""
+    """Dim 0 of one input or output: its size, its name, or None if it has neither; ``scalar``: no dim 0 is known."""
 
     tensor: str
     size: int | None
@@ -42,7 +42,9 @@ def axis_of(model: str, inputs: Sequence[Dimension], outputs: Sequence[Dimension
     for side, dimensions in (("input", inputs), ("output", outputs)):
         for dim in dimensions:
             if dim.scalar:
-                return _none(model, f"{side} {dim.tensor!r} is a scalar, which has no batch")
+                return _none(
+                    model, f"{side} {dim.tensor!r} is a scalar, or the file gives no shape for it: no batch is known"
+                )
             if dim.size is not None:
                 return _none(
                     model,

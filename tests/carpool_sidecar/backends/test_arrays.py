@@ -86,6 +86,22 @@ def test_texts_of_different_depths_and_lengths_are_refused(values):
             read_v2(None, v2(tensor("t", "BYTES", [2], data=values)), [spec], OUT)
 
 
+def test_an_input_without_a_declared_shape_takes_any():
+    unknown = Spec("x", "FP32", ())
+    assert read_v1(v1({"instances": [[1, 2]]}), [unknown])[0]["x"].shape == (1, 2)
+    assert read_v1(v1({"inputs": 3}), [unknown])[0]["x"].shape == ()
+    assert read_v2(None, v2(tensor(data=[1, 2])), [unknown], OUT)[0]["x"].shape == (1, 2)
+    with pytest.raises(Invalid, match="has no elements"):
+        read_v2(None, v2(tensor(shape=[8193, 0], data=[])), [unknown], OUT)
+
+
+def test_scalar_outputs_are_no_rows():
+    outputs = {"y": np.float32([1])[0], "z": np.float32([2])[0]}
+    with pytest.raises(Invalid, match=r"no rows in common \(y \[\], z \[\]\): send `inputs` instead"):
+        write_v1(outputs, columns=False)
+    assert write_v1(outputs, columns=True)[1] == b'{"outputs":{"y":1.0,"z":2.0}}'
+
+
 @pytest.mark.parametrize(
     ("shape", "fits"), [([8192, 0], True), ([3, 0], True), ([0, 8192], True), ([8193, 0], False), ([0, 8193], False)]
 )
