@@ -71,7 +71,7 @@ class Invalid(Exception):  # noqa: N818 - named after the status it becomes
 
 
 class TooLong(Invalid):
-    """The request's JSON, or the answer to it, is larger than the limit: 413, which halves a batch."""
+    """The request's text, or the answer to it, is larger than the limit: 413, which halves a batch."""
 
     status = 413
 
@@ -174,9 +174,17 @@ def write_v1(outputs: Mapping[str, NDArray[Any]], *, columns: bool) -> tuple[Hea
 
 
 def read_v2(
-    header_length: bytes | None, body: bytes, inputs: Sequence[Spec], outputs: Sequence[Spec]
+    header_length: bytes | None,
+    body: bytes,
+    inputs: Sequence[Spec],
+    outputs: Sequence[Spec],
+    *,
+    max_text: float = math.inf,
 ) -> tuple[dict[str, NDArray[Any]], Asked]:
-    """Read an ``infer`` body. Binary tensors become views of it."""
+    """Read an ``infer`` body. Binary tensors become views of it, but for BYTES: each element is an object, as in JSON.
+
+    ``max_text``: bytes of JSON and of binary BYTES at most. Raises ``Invalid``.
+    """
     size = text_size(header_length, body)
     if not size:
         raise Invalid("Inference-Header-Content-Length: a body without JSON is not served here: describe its inputs")
@@ -186,7 +194,7 @@ def read_v2(
         raise Invalid(f"body: {error}") from None
     specs = {spec.name: spec for spec in inputs}
     arrays: dict[str, NDArray[Any]] = {}
-    at = size
+    at = texts = size
     for index, tensor in enumerate(request.inputs):
         name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
         spec = specs.get(name)
@@ -205,6 +213,9 @@ def read_v2(
             where = f"inputs[{index}].parameters.binary_data_size"
             if type(length) is not int or not 0 <= length <= len(body) - at:
                 raise Invalid(f"{where}: {length!r}, and {len(body) - at} bytes are left of the body")
+            texts += length if datatype == "BYTES" else 0
+            if texts > max_text:
+                raise TooLong(f"{where}: {texts} bytes of JSON and BYTES; onnx.maxText is {max_text}: raise it")
             try:
                 read = _from_binary(memoryview(body)[at : at + length], spec, shape)
             except (ValueError, struct.error):

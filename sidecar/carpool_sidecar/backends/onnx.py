@@ -159,7 +159,8 @@ class OnnxBackend:
                 return 200, *write_v1(
                     self._run(arrays, [spec.name for spec in self.outputs], pad=merged), columns=columns
                 )
-            arrays, asked = read_v2(find(headers, HEADER_LENGTH), data, self.inputs, self.outputs)
+            length = find(headers, HEADER_LENGTH)
+            arrays, asked = read_v2(length, data, self.inputs, self.outputs, max_text=self._max_text)
             names = [name for name, _ in asked.outputs]
             return 200, *write_v2(self.model, self._run(arrays, names, pad=merged), self.outputs, asked)
         except Invalid as error:

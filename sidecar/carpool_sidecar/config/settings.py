@@ -93,8 +93,8 @@ class Onnx(Camel, frozen=True):
     device: Literal["Auto", "CPU", "CUDA"] = "Auto"
     """Auto takes CUDA where the runtime has it."""
     max_text: Quantity = Quantity(8 * 2**20)
-    """JSON of one call; longer gets 413, and a batch is halved. Numbers become objects, at 5 to 18 ms a MiB in which
-    nothing else runs; binary tensors cost nothing of that."""
+    """JSON and binary BYTES of one call; longer gets 413, and a batch is halved. Numbers and texts become objects, at 5
+    to 18 ms a MiB in which nothing else runs; other binary tensors cost nothing of that."""
 
     @property
     def model(self) -> str:

@@ -12,6 +12,7 @@ from carpool_sidecar.backends.arrays import (
     Asked,
     Invalid,
     Spec,
+    TooLong,
     read_v1,
     read_v2,
     write_v1,
@@ -93,6 +94,19 @@ def test_an_input_without_a_declared_shape_takes_any():
     assert read_v2(None, v2(tensor(data=[1, 2])), [unknown], OUT)[0]["x"].shape == (1, 2)
     with pytest.raises(Invalid, match="has no elements"):
         read_v2(None, v2(tensor(shape=[8193, 0], data=[])), [unknown], OUT)
+
+
+def test_binary_texts_count_like_json():
+    data = b"\1\0\0\0x" * 10
+    described = v2(tensor("t", "BYTES", [10], parameters={"binary_data_size": len(data)}))
+    length = b"%d" % len(described)
+    most = len(described) + len(data)
+    arrays, _ = read_v2(length, described + data, [TEXT], OUT, max_text=most)
+    assert arrays["t"].tolist() == ["x"] * 10
+    with pytest.raises(TooLong, match=rf"{most} bytes of JSON and BYTES; onnx.maxText is {most - 1}: raise it"):
+        read_v2(length, described + data, [TEXT], OUT, max_text=most - 1)
+    floats = v2(tensor(shape=[1, 2], parameters={"binary_data_size": 8}))
+    read_v2(b"%d" % len(floats), floats + bytes(8), [X], OUT, max_text=len(floats))
 
 
 def test_scalar_outputs_are_no_rows():
