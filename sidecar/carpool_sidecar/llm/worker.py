@@ -32,6 +32,7 @@ from carpool_sidecar.llm.messages import (
     read_message,
 )
 from carpool_sidecar.llm.model_file import describe
+from carpool_sidecar.llm.requests import LARGEST_BODY
 from carpool_sidecar.llm.sequences import PATIENCE, Lasting, Patience
 from carpool_sidecar.llm.text import Text
 
@@ -204,7 +205,16 @@ class OpenVino:
         if (config.threads or len(os.sched_getaffinity(0))) == 1:
             # OpenVINO 2026.4 divides by zero with one thread and AMX, which it uses for bf16 only: the default there.
             properties["INFERENCE_PRECISION_HINT"] = "f32"
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(config.path, scheduler, config.device, properties)
+        try:
+            pipeline = openvino_genai.ContinuousBatchingPipeline(config.path, scheduler, config.device, properties)
+        except RuntimeError as error:
+            if "more memory" not in str(error):
+                raise
+            size = f", {self.kv_tokens * known.kv_token_bytes / 2**30:,.0f} GiB" if known.kv_token_bytes else ""
+            raise MemoryError(
+                f"{_short(error)} Lower llm.kvTokens, now {self.kv_tokens} tokens{size}: unset, it follows llm.context"
+            ) from error
+        self._pipeline = pipeline
         self._tokenizer = self._pipeline.get_tokenizer()
         self._vocabulary = len(self._tokenizer.get_vocab())
         self._cut = {special: cut_at(partial(self._count, special), self.context) for special in (False, True)}
@@ -325,9 +335,9 @@ def cut_at(count: Callable[[str], int], context: int) -> int | None:
 
     OpenVINO makes one of a GGUF file that keeps the last 8,192, whatever it is asked for. ``count``: tokens of a text.
     """
-    few, words, before = count("la "), context, 0
+    few, words, before = count("la "), min(context, 1 << 14), 0
     # Twice the text has as many tokens: it is cut. Never more than a word has: the tokenizer does not know the words.
-    while few < (now := count("la " * words)) < context:
+    while few < (now := count("la " * words)) < context and 3 * words < LARGEST_BODY:
         if now == before:
             return now
         words, before = 2 * words, now

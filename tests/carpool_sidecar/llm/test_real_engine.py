@@ -135,6 +135,14 @@ def test_a_text_that_the_tokenizer_would_cut_is_refused(tmp_path):
         assert caught.value.field == field
 
 
+def test_a_cache_larger_than_the_memory_names_its_fields(tmp_path):
+    path = tmp_path / "long.gguf"
+    write(path, Size(128, 2, 256, 2**32 - 32))
+    with pytest.raises(MemoryError, match=r"Lower llm.kvTokens, now 4294967264 tokens, 2,048 GiB: .* llm.context"):
+        OpenVino(Llm(str(path), threads=1))
+    assert OpenVino(Llm(str(path), threads=1, kv_tokens=64)).kv_tokens == 64
+
+
 class Served:
     """A sidecar with the engine, and a client."""
 

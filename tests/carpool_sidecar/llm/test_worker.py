@@ -19,6 +19,7 @@ from carpool_sidecar.llm.messages import (
     frame,
     read_reply,
 )
+from carpool_sidecar.llm.requests import LARGEST_BODY
 from carpool_sidecar.llm.worker import Worker, Wrong, cut_at, serve
 
 
@@ -235,6 +236,12 @@ def test_long_answers_in_characters_of_four_bytes(worker, machine):
 )
 def test_a_tokenizer_that_cuts_texts_is_found_out(count, cut):
     assert cut_at(count, 1000) == cut
+
+
+def test_no_text_is_tried_that_is_longer_than_a_request():
+    tried = []
+    assert cut_at(lambda text: tried.append(len(text)) or len(text), 2**40) is None
+    assert max(tried) < 2 * LARGEST_BODY
 
 
 def test_it_serves_pipes_and_ends_with_its_input(machine):
