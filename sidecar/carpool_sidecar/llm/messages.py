@@ -46,7 +46,11 @@ class Cancel(Struct, tag=True, frozen=True):
     key: int
 
 
-Message: TypeAlias = Add | Cancel
+class Ping(Struct, tag=True, frozen=True):
+    """Ask for a ``Pong``, which comes after the present step at the latest."""
+
+
+Message: TypeAlias = Add | Cancel | Ping
 
 
 class Ready(Struct, tag=True, frozen=True):
@@ -104,11 +108,15 @@ class Stepped(Struct, tag=True, frozen=True):
     kv_share: float
 
 
-Reply: TypeAlias = Ready | Broken | Refused | Accepted | Stepped
+class Pong(Struct, tag=True, frozen=True):
+    """The answer to a ``Ping``: the process does not hang."""
+
+
+Reply: TypeAlias = Ready | Broken | Refused | Accepted | Stepped | Pong
 
 _encoder = msgspec.msgpack.Encoder()
-_messages = msgspec.msgpack.Decoder(Add | Cancel)
-_replies = msgspec.msgpack.Decoder(Ready | Broken | Refused | Accepted | Stepped)
+_messages = msgspec.msgpack.Decoder(Add | Cancel | Ping)
+_replies = msgspec.msgpack.Decoder(Ready | Broken | Refused | Accepted | Stepped | Pong)
 
 
 def frame(message: Message | Reply) -> bytes:

@@ -23,6 +23,8 @@ from carpool_sidecar.llm.messages import (
     Broken,
     Cancel,
     Piece,
+    Ping,
+    Pong,
     Ready,
     Refused,
     Sampling,
@@ -111,6 +113,8 @@ class Worker:
 
     def take(self, message: Message) -> Reply | None:
         """Begin an answer or end one."""
+        if isinstance(message, Ping):
+            return Pong()
         if isinstance(message, Cancel):
             gone = self._live.pop(message.key, None)
             if gone is not None:

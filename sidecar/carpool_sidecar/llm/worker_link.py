@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.child_process import ChildProcess
-from carpool_sidecar.llm.messages import Broken, frame, read_reply
+from carpool_sidecar.llm.messages import Broken, Ping, Pong, Ready, frame, read_reply
 
 if TYPE_CHECKING:
     import logging
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 
     from carpool_sidecar.config.settings import Llm
     from carpool_sidecar.llm.messages import Message, Reply
+
+SLOWEST = 1.0
+"""Seconds for a token of a step: slower counts as hung. At 200 GFLOP/s, 70 billion weights take 0.7 s."""
+
+LEAST = 60.0
+"""Seconds that a step may take in any case."""
 
 
 class CannotLoadError(Exception):
@@ -40,14 +47,38 @@ class WorkerLink(ChildProcess):
         super().__init__((*command, config.argument()), log)
         self._heard = heard
         self._lost = lost
+        self._loaded = False
+        # By default 256 s, before requests fail with the timeout.
+        self._longest_step = max(LEAST, min(config.timeout, config.max_batched_tokens * SLOWEST))
+
+    async def run(self) -> None:
+        """Run the process, and ask it regularly whether it is there: without requests it says nothing by itself."""
+        pings = asyncio.create_task(self._ping())
+        try:
+            await super().run()
+        finally:
+            pings.cancel()
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(self._longest_step / 4)
+            if self._loaded:
+                self.send(Ping())
+
+    @property
+    def _silence(self) -> float | None:
+        return self._longest_step if self._loaded else None  # loading takes as long as it takes
 
     def _take(self, body: bytes) -> None:
         reply = read_reply(body)
         if isinstance(reply, Broken):
             raise CannotLoadError(reply.why)
-        self._heard(reply)
+        self._loaded = self._loaded or isinstance(reply, Ready)
+        if not isinstance(reply, Pong):
+            self._heard(reply)
 
     def _ended(self) -> None:
+        self._loaded = False
         self._lost()
 
     def send(self, message: Message) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 import sys
@@ -10,6 +11,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.plain import PolicyError
 from carpool_cli.demo.random_model import SIZES, write
 from carpool_sidecar.config.settings import Llm
+from carpool_sidecar.llm import worker_link
 from carpool_sidecar.llm.messages import Cancel, Ready, frame
 from carpool_sidecar.llm.process import EngineProcess
 from carpool_sidecar.llm.worker_link import CannotLoadError, WorkerLink
@@ -58,6 +60,39 @@ async def test_a_model_that_does_not_load_is_not_tried_again():
     )
     with pytest.raises(CannotLoadError, match="no such thing"):
         await link(script, print, print).run()
+
+
+async def test_a_process_that_hangs_is_ended_and_one_that_answers_pings_is_not(monkeypatch):
+    monkeypatch.setattr(worker_link, "LEAST", 0.4)
+    config = Llm("m.gguf", max_batched_tokens=1, timeout=Duration(0.4))
+    script = (
+        "import os, time\n"
+        "from carpool_sidecar.llm.messages import Pong, Ready, frame\n"
+        "time.sleep(1)\n"  # to load takes longer than a step may
+        "os.write(1, frame(Ready(1, 2)))\n"
+        "for _ in range(8):\n"
+        "    os.read(0, 100)\n"
+        "    os.write(1, frame(Pong()))\n"
+        "time.sleep(60)\n"
+    )
+    heard, began = [], asyncio.get_running_loop().time()
+    with pytest.raises(InterruptedError):
+        await WorkerLink(config, heard.append, ended, LOG, (sys.executable, "-c", script)).run()
+    assert heard == [Ready(1, 2)]
+    assert 1.8 < asyncio.get_running_loop().time() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, 256),
+        ({"max_batched_tokens": 8192}, 600),
+        ({"max_batched_tokens": 8192, "timeout": Duration(5.0)}, 60),
+        ({"max_batched_tokens": 16}, 60),
+    ],
+)
+def test_how_long_a_step_may_take(fields, seconds):
+    assert WorkerLink(Llm("m.gguf", **fields), print, print, LOG)._longest_step == seconds
 
 
 @pytest.mark.parametrize("said", [b"\xff\xff\xff\xff....", b"\x03\0\0\0abc"])

@@ -12,6 +12,8 @@ from carpool_sidecar.llm.messages import (
     Add,
     Cancel,
     Piece,
+    Ping,
+    Pong,
     Refused,
     Sampling,
     Stepped,
@@ -111,6 +113,11 @@ def test_who_cancels_hears_nothing_more(worker, machine):
     assert [piece.key for piece in next(iter(worker.step())).pieces] == [2]
     worker.take(Cancel(1))  # once more, and one that never was
     worker.take(Cancel(9))
+
+
+def test_a_ping_is_answered(worker):
+    assert worker.take(Ping()) == Pong()
+    assert not worker.busy
 
 
 def test_a_stop_string_ends_the_sequence_in_the_engine(worker, machine):
