@@ -58,6 +58,8 @@ class Model:
         Raises ``PolicyError`` for a file that is missing or broken, and for CUDA if it can't be used.
         """
         self._path, self._threads, self._device = path, threads, device
+        check(path)
+        self._version = _version(path)
         self._session = _open(path, threads, device)
         self.inputs: list[Any] = self._session.get_inputs()
         self.outputs: list[Any] = self._session.get_outputs()
@@ -108,11 +110,20 @@ class Model:
         with self._opening:
             if rows not in self._sessions:
                 try:
-                    self._sessions[rows] = _open(self._path, self._threads, self._device)
-                except PolicyError as error:
+                    self._sessions[rows] = self._another()
+                except (PolicyError, OSError) as error:
                     _log.warning("no session for a size of its own", extra={"rows": rows, "error": str(error)})
                     self._sessions[rows] = self._session
             return self._sessions[rows]
+
+    def _another(self) -> Any:  # noqa: ANN401 - the runtime publishes no types
+        """Return one more session of the model that was loaded. Raises ``PolicyError`` or ``OSError``."""
+        session = _open(self._path, self._threads, self._device)
+        if _version(self._path) != self._version:  # afterwards, since it may be replaced while it is read
+            raise PolicyError(
+                "onnx.path", f"{self._path} has changed since it was loaded: restart to serve the new file"
+            )
+        return session
 
 
 def padded(rows: int) -> int:
@@ -129,6 +140,11 @@ def _filled(array: Any, size: int) -> Any:  # noqa: ANN401 - numpy's types say l
 def _convolves(path: str | Path) -> bool:
     with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return any(data.find(each) >= 0 for each in _CONVOLUTIONS)
+
+
+def _version(path: str | Path) -> tuple[int, int, int]:
+    facts = Path(path).stat()
+    return facts.st_ino, facts.st_mtime_ns, facts.st_size
 
 
 def check(path: str | Path) -> None:

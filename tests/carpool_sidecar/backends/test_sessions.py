@@ -126,6 +126,18 @@ def test_only_so_many_sizes_have_sessions(sized, monkeypatch):
     assert sorted(model._sessions) == [1, 2, 3]
 
 
+def test_a_file_that_was_replaced_is_not_mixed_with_the_one_that_was_loaded(sized, tmp_path, caplog):
+    model, _ = sized
+    before = model.run(None, rows(1))[0]
+    save(tmp_path / "other.onnx", helper.make_node("Neg", ["x"], ["y"]))
+    (tmp_path / "other.onnx").replace(tmp_path / "conv.onnx")
+    for count in (1, 2, 3):
+        assert np.array_equal(model.run(None, rows(count))[0][:1], before)
+    assert "has changed since it was loaded: restart" in caplog.records[0].error
+    (tmp_path / "conv.onnx").unlink()
+    assert np.array_equal(model.run(None, rows(4))[0][:1], before)
+
+
 def test_where_no_more_sessions_can_be_opened_one_computes_and_it_is_not_tried_again(sized, monkeypatch, caplog):
     model, _ = sized
     tried = []
