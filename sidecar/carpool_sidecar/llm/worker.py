@@ -50,6 +50,9 @@ BLOCK = 32
 READ = 1 << 16
 """Bytes read at a time."""
 
+MOST_READ = 1 << 20
+"""Bytes of messages after which a step is due: about 0.1 s of making tokens of text. A longer message is read whole."""
+
 DEFAULT_CACHE = 1 << 30
 """Bytes of the KV cache at 16 bits a value, unless its tokens are set."""
 
@@ -359,17 +362,22 @@ def serve(worker: Worker, source: int, sink: int) -> None:
     held = bytearray()
     while True:
         # 1. What was asked meanwhile: between two steps nothing waits, without any work all does
-        ready, _, _ = select.select([source], [], [], 0 if worker.busy else None)
-        if ready:
+        more = bool(held) or bool(select.select([source], [], [], 0 if worker.busy else None)[0])
+        taken, complete = 0, False
+        while more:
             chunk = os.read(source, READ)
             if not chunk:
                 return
             held += chunk
-        while len(held) >= LENGTH and len(held) >= (end := LENGTH + int.from_bytes(held[:LENGTH], "little")):
-            reply = worker.take(read_message(bytes(held[LENGTH:end])))
-            del held[:end]
-            if reply is not None:
-                _write(sink, frame(reply))
+            taken += len(chunk)
+            while len(held) >= LENGTH and len(held) >= (end := LENGTH + int.from_bytes(held[:LENGTH], "little")):
+                reply = worker.take(read_message(bytes(held[LENGTH:end])))
+                del held[:end]
+                complete = True
+                if reply is not None:
+                    _write(sink, frame(reply))
+            # What has begun is read to its end, instead of a piece after each step.
+            more = bool(held) and (taken < MOST_READ or not complete)
         # 2. A step
         if worker.busy:
             _write(sink, b"".join(frame(each) for each in worker.step()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 import pytest
 
@@ -266,3 +268,35 @@ def test_it_serves_pipes_and_ends_with_its_input(machine):
     os.close(source)
     assert replies[:2] == [Accepted(1, 5), Refused(2, "that is no prompt", "prompt")]
     assert replies[2:] == [Stepped([Piece(1, "a", 1)], 1, 0, 0.1)]
+
+
+def test_a_large_request_is_read_at_once_beside_answers_under_way(machine):
+    machine.says = b"a" * 60
+    source, feed = os.pipe()
+    drain, sink = os.pipe()
+    asked = frame(add(1, tokens=60)) + frame(add(2, prompt="x" * (3 << 20))) + frame(add(3, prompt="bad"))
+    replies = []
+
+    def send():
+        with os.fdopen(feed, "wb") as file:
+            file.write(asked)
+            file.flush()
+            while len(replies) < 50:
+                time.sleep(0.001)
+
+    def hear():
+        with os.fdopen(drain, "rb") as said:
+            while length := said.read(LENGTH):
+                replies.append(read_reply(said.read(int.from_bytes(length, "little"))))
+
+    threads = [threading.Thread(target=send), threading.Thread(target=hear)]
+    for thread in threads:
+        thread.start()
+    serve(Worker(machine), source, sink)
+    os.close(sink)
+    for thread in threads:
+        thread.join()
+    os.close(source)
+    refused = [at for at, reply in enumerate(replies) if isinstance(reply, Refused)]
+    assert len(refused) == 2
+    assert sum(isinstance(reply, Stepped) for reply in replies[: refused[-1]]) <= 2
