@@ -294,7 +294,9 @@ class OpenVino:
         try:
             return OpenVinoHandle(self._pipeline.add_request(key, tensor, config), self._genai.GenerationStatus.RUNNING)
         except RuntimeError as error:
-            raise Wrong(_short(error)) from None
+            why = _short(error)
+            # A value that is 0 as a float of 32 bits, or min_p 1: the runtime names it.
+            raise Wrong(why, next((name for name in Sampling.__struct_fields__ if name in why), "")) from None
 
     def step(self) -> None:
         """Compute."""

@@ -135,6 +135,15 @@ def test_a_text_that_the_tokenizer_would_cut_is_refused(tmp_path):
         assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("min_p", 1.0), ("temperature", 1e-50), ("top_p", 1e-50), ("repetition_penalty", 1e-50)]
+)
+def test_values_that_only_the_runtime_refuses_are_named(machine, field, value):
+    refused = Worker(machine).take(Add(70, "ba", [], 3, [], Sampling(**{field: value})))
+    assert refused.field == field
+    assert field in refused.why
+
+
 def test_a_cache_larger_than_the_memory_names_its_fields(tmp_path):
     path = tmp_path / "long.gguf"
     write(path, Size(128, 2, 256, 2**32 - 32))
