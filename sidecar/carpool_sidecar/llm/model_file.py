@@ -54,15 +54,15 @@ def describe(path: Path) -> Described:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             header = _Header(data)
             facts = header.facts()
-            header.check(facts.get("general.alignment", 32))
+            header.check(_count(facts.get("general.alignment", 32)))
     except (ValueError, struct.error, UnicodeDecodeError) as error:
         raise PolicyError(FIELD, f"{path} is no GGUF file that can be read ({error}): download it again") from None
     except OSError as error:
         raise PolicyError(FIELD, f"{path}: {error.strerror}") from None
     kind = facts.get("general.architecture", "")
     named = {name.removeprefix(f"{kind}."): value for name, value in facts.items()}
-    heads = named.get("attention.head_count", 0)
-    width = named.get("attention.key_length") or (named.get("embedding_length", 0) // heads if heads else 0)
+    heads = _count(named.get("attention.head_count"))
+    width = named.get("attention.key_length") or (_count(named.get("embedding_length")) // heads if heads else 0)
     kv_heads = named.get("attention.head_count_kv", heads)
     return _described(named.get("context_length"), named.get("block_count", 0), kv_heads, width)
 
@@ -74,19 +74,23 @@ def _folder(path: Path) -> Described:
         )
     try:
         said = json.loads((path / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         said = {}
-    heads = said.get("num_attention_heads", 0)
-    width = said.get("head_dim") or (said.get("hidden_size", 0) // heads if heads else 0)
+    said = said if isinstance(said, dict) else {}
+    heads = _count(said.get("num_attention_heads"))
+    width = said.get("head_dim") or (_count(said.get("hidden_size")) // heads if heads else 0)
     kv_heads = said.get("num_key_value_heads", heads)
     return _described(said.get("max_position_embeddings"), said.get("num_hidden_layers", 0), kv_heads, width)
 
 
 def _described(context: object, layers: object, heads: object, width: object) -> Described:
-    sizes = [each if isinstance(each, int) and each > 0 else 0 for each in (layers, heads, width)]
-    known = isinstance(context, int) and context > 0
     # Keys and values of every layer, two bytes each.
-    return Described(context if known else CONTEXT, 2 * 2 * sizes[0] * sizes[1] * sizes[2])  # type: ignore[arg-type]
+    return Described(_count(context) or CONTEXT, 2 * 2 * _count(layers) * _count(heads) * _count(width))
+
+
+def _count(value: object) -> int:
+    """Return a positive integer; 0 for whatever else a file may say."""
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 class _Header:

@@ -74,3 +74,20 @@ def test_a_folder_of_openvino(tmp_path):
     said = {"max_position_embeddings": 8192, "num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 512}
     (tmp_path / "config.json").write_text(json.dumps({**said, "num_key_value_heads": 2}))
     assert describe(tmp_path) == (8192, 2 * 2 * 2 * 2 * 64)
+
+
+@pytest.mark.parametrize(
+    ("said", "context"),
+    [
+        ("[]", CONTEXT),
+        ('"x"', CONTEXT),
+        ("[" * 10_000, CONTEXT),
+        ('{"num_attention_heads": "8", "hidden_size": 64, "max_position_embeddings": 100}', 100),
+        ('{"num_attention_heads": 8, "hidden_size": "64", "max_position_embeddings": 1e9}', CONTEXT),
+        ('{"num_attention_heads": [8], "num_hidden_layers": null}', CONTEXT),
+    ],
+)
+def test_a_folder_whose_config_says_other_things_is_one_that_says_nothing(tmp_path, said, context):
+    (tmp_path / "openvino_model.xml").touch()
+    (tmp_path / "config.json").write_text(said)
+    assert describe(tmp_path) == (context, 0)
