@@ -180,7 +180,8 @@ class EngineApp:
 
     def metrics(self) -> bytes:
         """Return the engine's metrics under vLLM's names, which the gate, dashboards and gateways know."""
-        labels = f'{{engine="0",model_name="{self._model}"}}'
+        name = self._model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        labels = f'{{engine="0",model_name="{name}"}}'
         # Requests sent since the last step wait, too.
         running = min(self._last.running, len(self._requests))
         facts = (

@@ -7,6 +7,7 @@ import random
 import re
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from carpool_sidecar.generation.engine_metrics import parse
 from carpool_sidecar.http1.server.server import Server
@@ -218,3 +219,12 @@ async def test_metrics_are_those_that_the_gate_reads(api):
     said = parse(answer.body)
     assert (said.running, said.waiting, said.kv_share, said.kv_tokens) == (1, 1, 0.25, 9000)
     assert re.search(rb'generation_tokens_total\{engine="0",model_name="m"\} 1\n', answer.body)
+
+
+def test_any_name_of_a_model_is_a_label():
+    name = 'a "b" \\ c\nd'
+    app = EngineApp(name, print, rng=random.Random(1))
+    app.heard(Ready(4096, 9000))
+    families = list(text_string_to_metric_families(app.metrics().decode()))
+    assert {sample.labels["model_name"] for family in families for sample in family.samples} == {name}
+    assert parse(app.metrics()).kv_tokens == 9000
