@@ -24,7 +24,7 @@ LEAST = 60.0
 
 
 class CannotLoadError(Exception):
-    """The model can't be loaded: another start would end alike."""
+    """The model can't be loaded and never was: another start would end alike."""
 
 
 class WorkerLink(ChildProcess):
@@ -47,7 +47,7 @@ class WorkerLink(ChildProcess):
         super().__init__((*command, config.argument()), log)
         self._heard = heard
         self._lost = lost
-        self._loaded = False
+        self._loaded = self._served = False
         # By default 256 s, before requests fail with the timeout.
         self._longest_step = max(LEAST, min(config.timeout, config.max_batched_tokens * SLOWEST))
 
@@ -72,8 +72,13 @@ class WorkerLink(ChildProcess):
     def _take(self, body: bytes) -> None:
         reply = read_reply(body)
         if isinstance(reply, Broken):
-            raise CannotLoadError(reply.why)
-        self._loaded = self._loaded or isinstance(reply, Ready)
+            if not self._served:
+                raise CannotLoadError(reply.why)
+            # It did load before: there may be no memory for a while, or the file is being replaced.
+            self._log.error("the model can't be loaded again now", extra={"detail": reply.why})
+            return
+        if isinstance(reply, Ready):
+            self._loaded = self._served = True
         if not isinstance(reply, Pong):
             self._heard(reply)
 

@@ -10,9 +10,10 @@ import pytest
 from carpool.policy.durations import Duration
 from carpool.policy.plain import PolicyError
 from carpool_cli.demo.random_model import SIZES, write
+from carpool_sidecar import child_process
 from carpool_sidecar.config.settings import Llm
 from carpool_sidecar.llm import worker_link
-from carpool_sidecar.llm.messages import Cancel, Ready, frame
+from carpool_sidecar.llm.messages import Broken, Cancel, Ready, frame
 from carpool_sidecar.llm.process import EngineProcess
 from carpool_sidecar.llm.worker_link import CannotLoadError, WorkerLink
 
@@ -93,6 +94,23 @@ async def test_a_process_that_hangs_is_ended_and_one_that_answers_pings_is_not(m
 )
 def test_how_long_a_step_may_take(fields, seconds):
     assert WorkerLink(Llm("m.gguf", **fields), print, print, LOG)._longest_step == seconds
+
+
+async def test_a_model_that_did_load_is_tried_again(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(child_process, "FIRST_PAUSE", 0.01)
+    (tmp_path / "says").write_bytes(frame(Ready(1, 2)))
+    heard = []
+
+    def lost():
+        (tmp_path / "says").write_bytes(frame(Ready(3, 4)) if caplog.records[1:] else frame(Broken("no memory")))
+        if len(heard) == 2:
+            ended()
+
+    script = f"import sys; sys.stdout.buffer.write(open({str(tmp_path / 'says')!r}, 'rb').read())"
+    with pytest.raises(InterruptedError):
+        await link(script, heard.append, lost).run()
+    assert heard == [Ready(1, 2), Ready(3, 4)]
+    assert "no memory" in [getattr(record, "detail", "") for record in caplog.records]
 
 
 @pytest.mark.parametrize("said", [b"\xff\xff\xff\xff....", b"\x03\0\0\0abc"])
