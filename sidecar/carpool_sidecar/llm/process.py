@@ -31,6 +31,12 @@ STEADY = 60.0
 CONNECTIONS = 4096
 """Requests with the engine at once, at most."""
 
+FOLDER, SOCKET = "carpool-engine-", "engine.sock"
+"""Beginning of the name of its folder, and its socket in it."""
+
+LONGEST_ADDRESS = 107
+"""Bytes of a Unix socket's path, which the system limits."""
+
 PARTING = 5.0
 """Seconds that it may take to end."""
 
@@ -42,6 +48,11 @@ def check(config: Llm) -> None:
     """
     if importlib.util.find_spec("openvino_genai") is None:
         raise PolicyError("llm", "OpenVINO GenAI is not installed: pip install 'carpool-serving[llm]'")
+    path = Path(tempfile.gettempdir(), f"{FOLDER}12345678", SOCKET)
+    if len(os.fsencode(path)) > LONGEST_ADDRESS:
+        raise PolicyError(
+            "llm", f"a socket can't have so long a path as {path}: set TMPDIR to a folder with a shorter one"
+        )
     describe(Path(config.path))
 
 
@@ -53,8 +64,8 @@ class EngineProcess:
         check(config)
         self._config = config
         self._log = log
-        self._folder = tempfile.mkdtemp(prefix="carpool-engine-")
-        self._address = f"unix:{self._folder}/engine.sock"
+        self._folder = tempfile.mkdtemp(prefix=FOLDER)
+        self._address = f"unix:{self._folder}/{SOCKET}"
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done, with the reason, when the model can't be loaded: there is nothing to serve."""
 

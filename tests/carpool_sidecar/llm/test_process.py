@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import socket
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ from carpool.policy.plain import PolicyError
 from carpool_cli.demo.random_model import SIZES, write
 from carpool_sidecar import child_process
 from carpool_sidecar.config.settings import Llm
-from carpool_sidecar.llm import worker_link
+from carpool_sidecar.llm import process, worker_link
 from carpool_sidecar.llm.messages import Broken, Cancel, Ready, frame
 from carpool_sidecar.llm.process import EngineProcess
 from carpool_sidecar.llm.worker_link import CannotLoadError, WorkerLink
@@ -25,6 +26,27 @@ async def test_without_the_extra_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(PolicyError, match=r"llm: .*pip install 'carpool-serving\[llm\]'"):
         EngineProcess(Llm(str(tmp_path / "m.gguf")), LOG)
+
+
+async def test_a_folder_too_deep_for_a_socket_is_named(monkeypatch, tmp_path):
+    write(tmp_path / "m.gguf", SIZES["tiny"])
+    config = Llm(str(tmp_path / "m.gguf"))
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
+    engine = EngineProcess(config, LOG)
+    longest = len(engine.upstream.address[2])
+    engine.close()
+    monkeypatch.setattr(process, "LONGEST_ADDRESS", longest)
+    EngineProcess(config, LOG).close()
+    monkeypatch.setattr(process, "LONGEST_ADDRESS", longest - 1)
+    with pytest.raises(PolicyError, match=r"llm: .*/carpool-engine-12345678/engine.sock: set TMPDIR"):
+        EngineProcess(config, LOG)
+
+
+def test_the_system_takes_a_socket_of_the_longest_path():
+    with socket.socket(socket.AF_UNIX) as listener, pytest.raises(OSError, match="too long"):
+        listener.bind("/" + "x" * process.LONGEST_ADDRESS)
+    with socket.socket(socket.AF_UNIX) as client, pytest.raises(FileNotFoundError):
+        client.connect("/" + "x" * (process.LONGEST_ADDRESS - 1))
 
 
 def link(script, heard, lost):
