@@ -7,10 +7,12 @@ input, so it doesn't outlive who started it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -20,6 +22,7 @@ from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.server.server import Server
 from carpool_sidecar.llm.app import EngineApp
 from carpool_sidecar.llm.messages import Ready
+from carpool_sidecar.llm.process import FOLDER
 from carpool_sidecar.llm.requests import LARGEST_BODY
 from carpool_sidecar.llm.worker_link import CannotLoadError, WorkerLink
 from carpool_sidecar.logs import set_up
@@ -69,7 +72,18 @@ async def serve(config: Llm, address: str) -> int:
         await asyncio.gather(running, return_exceptions=True)
         server.stop_accepting()
         server.abort()
+        if parent.is_set():
+            _remove(address)
     return OK
+
+
+def _remove(address: str) -> None:
+    """Remove the socket in the sidecar's folder: if that was killed, nobody else does."""
+    socket = Path(address.removeprefix("unix:"))
+    if socket.parent.name.startswith(FOLDER):
+        with contextlib.suppress(OSError):
+            socket.unlink(missing_ok=True)
+            socket.parent.rmdir()
 
 
 def main(arguments: list[str]) -> int:

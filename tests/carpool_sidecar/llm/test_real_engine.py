@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,26 @@ def computing(parent):
 
 def parent_of(process):
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def test_the_engine_of_a_killed_sidecar_ends_and_leaves_no_folder(model, tmp_path):
+    folder = tmp_path / "carpool-engine-1"
+    folder.mkdir()
+    address = f"{folder}/engine.sock"
+    engine = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "carpool_sidecar.llm.main",
+        Llm(str(model), threads=1).argument(),
+        f"unix:{address}",
+        stdin=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(LOADING):
+        while not Path(address).exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
+            await asyncio.sleep(0.01)
+        engine.stdin.close()
+        assert await engine.wait() == 0
+    assert not folder.exists()
 
 
 async def test_a_file_that_does_not_load_is_named(world, tmp_path):
