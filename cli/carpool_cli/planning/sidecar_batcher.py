@@ -36,6 +36,7 @@ class SidecarBatcher:
         self._record.rows = TRIALS * TRIAL_ROWS  # batches were verified before
         self._delays = Delays()
         self.model, self.stats, self.wake_at = batcher.model, batcher.stats, batcher.wake_at
+        self.grows = batcher.grows
 
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Admit a request or refuse it."""

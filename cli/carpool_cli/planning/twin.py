@@ -44,6 +44,7 @@ class Pilot:
             seconds=self._interval * len(stats),
             stats=combine(parts),
             passing=self.tuner.parameters.pass_through,
+            growing=self._grows(),
             queued_rows=round(sum(delta.queued_rows for delta in deltas) / len(stats)),
             replicas=len(stats),
             explorers=len(stats),
@@ -52,6 +53,9 @@ class Pilot:
         self.decisions.append(decision)
         self._decided = self._decided or decision.decided
         return [Setting(decision.parameters, decision.estimate, decision.shed_slo, self._decided)]
+
+    def _grows(self) -> bool:
+        return False
 
 
 class Sidecars(Pilot):
@@ -83,6 +87,9 @@ class Sidecars(Pilot):
         policy, parameters = self._policy, self.tuner.parameters
         self._batchers.append(SidecarBatcher(parameters, undecided=self._undecided, admission=policy.admission))
         return self._batchers[-1]
+
+    def _grows(self) -> bool:
+        return any(batcher.grows("") for batcher in self._batchers)
 
     def observe(self, now: float, stats: list[Stats]) -> list[Setting] | None:
         """Do as a ``Pilot``, and have the size measured that the tuner names."""

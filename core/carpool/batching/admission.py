@@ -55,7 +55,7 @@ class AdmissionControl:
         # even on an idle upstream is not refused for the SLO: nobody could serve it better.
         request.exempt = request.exempt or not (self._slots.taken or self._slots.in_flight)
         estimate = queue.estimate
-        if request.exempt or estimate is None:
+        if request.exempt or estimate is None or queue.grows:
             return None
         if queue.state.belief.shed_slo:
             request.sheddable = now + queue.span(request, estimate) <= request.due + ROUNDING

@@ -160,6 +160,10 @@ class Batcher:
             self._calls.deadline = now  # some may be late already
         return self.poll(now)
 
+    def grows(self, model: str) -> bool:
+        """Whether the next of a model's first batches shows what larger ones take."""
+        return any(queue.grows for queue in self._queues.of(self.model(model)))
+
     def restarted(self, now: float, *, model: str | None = None) -> list[Action]:
         """Forget what was learned of the upstream, or of one model there: it was replaced or restarted."""
         for state in self._models.values() if model is None else [self.model(model)]:

@@ -69,13 +69,14 @@ class Calls:
         state, excess = batch.state, 0.0
         if stalled:
             state.counters.stalled += 1
-        elif batch.cold:
-            state.counters.cold += 1
-            excess = state.first_batches.ended(batch, state.belief.estimate, now)
         else:
-            self._slots.sample(batch, now)
-            state.belief.check(batch, now)
-            state.answered(batch.in_flight, now - batch.dispatched)
+            quick = state.first_calls is not None and self._first_answer(batch, now)
+            if batch.cold:
+                state.counters.cold += 1
+                excess = state.first_batches.ended(batch, state.belief.estimate, now)
+            if quick or not batch.cold:
+                self._slots.sample(batch, now)
+                state.belief.check(batch, now)
         state.served(batch.key, batch.rows)
         finished = batch.answered()
         if state.isolation.suspects.left:
@@ -85,6 +86,17 @@ class Calls:
         if batch.halves is not None and batch.halves.succeed():
             state.limits.too_large(batch.halves.rows, works=batch.halves.largest)
         return excess
+
+    def _first_answer(self, batch: Batch, now: float) -> bool:
+        """Learn from a first answer; return whether its call was clearly not slow as the first of its size."""
+        state, request = batch.state, batch.slices[0][0]
+        if request.shadow:
+            return False
+        waiting = max((queue.rows for queue in self._queues.of(state) if queue.splits), default=0)
+        return state.answered(
+            batch.in_flight, now - batch.dispatched, len(batch.slices),
+            waiting=waiting, due=request.due - request.arrived, cold=batch.cold,
+        )  # fmt: skip
 
     def _failed(self, batch: Batch, fault: Fault, now: float, actions: list[Action], *, idempotent: bool) -> None:
         first = batch.slices[0][0]

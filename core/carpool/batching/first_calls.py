@@ -1,8 +1,10 @@
-"""How many calls an unknown server gets at once: more as long as answers take no longer.
+"""How many calls an unknown server gets at once, and how many requests share one.
 
-More calls slow down a server that computes one batch at a time; fewer slow down one with sixteen workers. Nothing is
-merged until measurements show which it is: workers that compute the rows of a batch one after another would take 32
-times as long. The number doubles each time, as in TCP's slow start (RFC 5681).
+More calls slow down a server that computes one batch at a time; fewer slow down one with sixteen workers. So they are
+doubled as long as answers take no longer, as in TCP's slow start (RFC 5681). Workers that compute the rows of a batch
+one after another would take 32 times as long for 32 of them. So requests share a call only where those that wait would
+be late one by one, or where more calls have to wait for one another: first two, and twice as many as long as that takes
+clearly less than twice as long.
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ from math import inf
 ENOUGH = 4
 """Answers per call at once that show the latency at a number of calls; half as many show that at fewer."""
 
+PAIR, DOUBLE = 1.3, 1.75
+"""Two requests share a call if it takes less than so many times as long as one; then twice as many as before."""
+
 LONGER = 1.5
 """If answers take so many times as long as with fewer calls at once, calls wait for one another."""
 
@@ -19,25 +24,76 @@ LONGER = 1.5
 class FirstCalls:
     """The answers of a model whose parameters are not decided yet."""
 
-    __slots__ = ("_answers", "allowed", "merges", "most")
+    __slots__ = ("_answers", "_half", "allowed", "ended", "merges", "most", "shares", "since")
 
     def __init__(self, most: int) -> None:
         self.allowed = 1
         """Calls at once; ``most`` in the end."""
         self.merges = False
-        """Whether more calls at once took longer, so that requests should share batches."""
+        """Whether more calls at once took longer, or shared ones did not, so that requests should share batches."""
         self.most = most
+        self.shares: float = 1
+        """Requests that may share a call."""
+        self.ended = False
+        """Whether no more will."""
+        self.since = 0
+        """Answers since more may."""
         self._answers: dict[int, tuple[int, float]] = {}
         """By calls at once (1, 2, 4, ...): number of answers, and the sum of their seconds."""
+        self._half = 0.0
+        """Seconds of a call of half as many requests as may share one."""
 
-    def answered(self, in_flight: int, seconds: float) -> None:
-        """Count an answer; ``in_flight``: calls under way when its call was sent, itself included."""
+    def answered(
+        self,
+        in_flight: int,
+        seconds: float,
+        requests: int = 1,
+        *,
+        waiting: int = 0,
+        due: float = inf,
+        cold: bool = False,
+    ) -> bool:
+        """Count an answer; ``in_flight``: calls under way when its call was sent, itself included.
+
+        ``waiting``: requests that could share a call, each to be answered ``due`` seconds after it came. ``cold``: the
+        call was the first of its size. Returns whether it was clearly not slow for that.
+        """
         # Those of other models are among them. Only more of its own show what more do: at most as many as it may have.
         calls = 1 << (min(in_flight, self.allowed) - 1).bit_length()
+        self.since += 1
+        if requests > 1:
+            return self._grow(calls, seconds, requests, cold=cold)
+        if calls == self.shares == self.allowed == 1 and not self.ended:
+            self._half = seconds
+            if 2 * waiting * seconds > due:
+                self.shares, self.since = 2, 0
+        if cold:
+            return False
         count, total = self._answers.get(calls, (0, 0.0))
         self._answers[calls] = count, total = count + 1, total + seconds
         if self.merges or calls < self.allowed or count < (ENOUGH if calls > 1 else ENOUGH / 2):
-            return
+            return False
+        if self.shares == 2:
+            return False  # two that wait share the next call: that shows more
         known = [took / n for fewer, (n, took) in self._answers.items() if fewer < calls and n >= ENOUGH / 2]
         self.merges = total > LONGER * count * min(known, default=inf)
+        if self.merges:
+            # Two that shared a call before may have been slow because they were the first.
+            self.shares, self.ended, self._half, self.since = 2, False, min(known), 0
         self.allowed = max(self.allowed // 2, 1) if self.merges else min(2 * self.allowed, self.most)
+        return False
+
+    def _grow(self, calls: int, seconds: float, requests: int, *, cold: bool) -> bool:
+        """Let twice as many requests share a call if so many did not take much longer than half as many."""
+        if self.ended or 2 * requests <= self.shares or calls > 1:
+            return False
+        if seconds < (PAIR if self.shares == 2 else DOUBLE) * self._half:
+            self.merges = self.merges or self.shares > 2
+            self.shares, self._half, self.since = 2 * requests, seconds, 0
+            return True
+        if not cold or self.shares == 2:
+            self.ended = True
+            self.shares = 1 if self.shares <= 4 else inf
+            if not self.merges:
+                self.allowed = min(2, self.most)
+        return False

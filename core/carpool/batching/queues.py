@@ -6,6 +6,7 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING
 
+from carpool.batching.first_calls import ENOUGH
 from carpool.batching.requests import ROUNDING, Estimate, Request, Slice, seldom_exceeded, time_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,14 @@ class Queue:
     def alone(self) -> bool:
         """Whether each of its requests is now sent in a batch of its own."""
         return not self.merge or self.state.passing or self.state.isolation.quarantined
+
+    @property
+    def grows(self) -> bool:
+        """Whether the next of its first batches shows what a larger one takes: until then, that is a guess."""
+        first = self.state.first_calls
+        if first is None or first.ended or first.since >= ENOUGH or not self.rows:
+            return False
+        return 1 < first.shares < 2 * self.cap and self.splits
 
     @property
     def splits(self) -> bool:
@@ -105,8 +114,10 @@ class Queue:
         times = None if estimate is None else estimate.times
         full = self.cap
         room = full
+        if (first := state.first_calls) is not None and first.shares > 1 and self.splits:
+            alone, room = False, int(min(room, first.shares * next(iter(self)).rows))
         if not alone and state.first_batches.slow:
-            room = state.first_batches.known_size(next(iter(self)).bucket, min(self.rows, full))
+            room = state.first_batches.known_size(next(iter(self)).bucket, min(self.rows, room))
         # All are to be in time with the batch as large as it would be: late ones only delay the others.
         seconds = -inf if times is None else time_of(times, min(self.rows, room))
         surely = 1.0 if estimate is None else seldom_exceeded(estimate.noise)

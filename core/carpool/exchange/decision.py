@@ -69,6 +69,8 @@ class Observation(Struct, frozen=True):
     """Differences of the model's counters over the interval."""
     passing: bool = False
     """Whether requests are sent one by one at its end."""
+    growing: bool = False
+    """Whether the next of its first batches shows what larger ones take (``Batcher.grows``)."""
     stalled: bool = False
     """Whether the counting host paused in it, so that its latencies are not the model's."""
     paused: float = 0.0

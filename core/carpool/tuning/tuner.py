@@ -51,6 +51,7 @@ class Tuner:
         self._left: set[Parameters] = set()
         """Settings left since load or model changed."""
         self._queued_rows = 0
+        self._growing = False
 
     def follow(self, policy: BatchingPolicy, model: Model | None = None) -> None:
         """Follow another policy from now on, starting with the present parameters within its limits.
@@ -105,6 +106,7 @@ class Tuner:
         history, belief, stats, policy = self._history, self.belief, observation.stats, self._requirements.policy
         history.observe(observation.now, stats.arrivals)
         backlogged, self._queued_rows = self._backlogged(), observation.queued_rows
+        self._growing = observation.growing
         # 1. Ignore observations that are no evidence.
         if observation.seconds <= 0:
             return self._keep(Reason.METRICS_STALE, "no time has passed since the last observation")
@@ -123,6 +125,10 @@ class Tuner:
             belief.put_in_force(self._requirements.limits.max_batch)
             self.plan.choice = None  # the choice for an earlier load is void
             return self._idle()
+        if observation.growing:
+            belief.put_in_force(self._requirements.limits.max_batch)
+            self.plan.choice = None
+            return self._keep(Reason.TOO_FEW_SAMPLES, "first batches become larger, and show what they take")
         if any(moved) or belief.is_another_model():
             self._begin_epoch()
         # 3. Is the forecast contradicted?
@@ -264,6 +270,8 @@ class Tuner:
         """Whether requests that would miss the SLO are refused: where device time is scarce, or was just now."""
         mode = self._requirements.policy.admission.shed_at
         if mode is ShedAt.AUTOMATIC:
+            if self._growing:
+                return False
             scarce = self.plan.is_scarce(self.parameters) or self._backlogged()
             return not self._requirements.recommends and (scarce or self._guards.was_broken(self._history.now))
         return mode is ShedAt.SLO
