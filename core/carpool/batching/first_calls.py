@@ -17,6 +17,9 @@ ENOUGH = 4
 PAIR, DOUBLE = 1.3, 1.75
 """Two requests share a call if it takes less than so many times as long as one; then twice as many as before."""
 
+SLOW = 0.1
+"""Seconds of an answer from which requests share calls step by step. Quicker ones show all in less than a second."""
+
 LONGER = 1.5
 """If answers take so many times as long as with fewer calls at once, calls wait for one another."""
 
@@ -63,12 +66,12 @@ class FirstCalls:
         self.since += 1
         if requests > 1:
             return self._grow(calls, seconds, requests, cold=cold)
-        if calls == self.shares == self.allowed == 1 and not self.ended:
-            self._half = seconds
-            if 2 * waiting * seconds > due:
-                self.shares, self.since = 2, 0
         if cold:
             return False
+        if calls == self.shares == self.allowed == 1 and not self.ended:
+            self._half = seconds
+            if seconds >= SLOW and 2 * waiting * seconds > due:
+                self.shares, self.since = 2, 0
         count, total = self._answers.get(calls, (0, 0.0))
         self._answers[calls] = count, total = count + 1, total + seconds
         if self.merges or calls < self.allowed or count < (ENOUGH if calls > 1 else ENOUGH / 2):
@@ -77,10 +80,12 @@ class FirstCalls:
             return False  # two that wait share the next call: that shows more
         known = [took / n for fewer, (n, took) in self._answers.items() if fewer < calls and n >= ENOUGH / 2]
         self.merges = total > LONGER * count * min(known, default=inf)
+        self.allowed = max(self.allowed // 2, 1) if self.merges else min(2 * self.allowed, self.most)
         if self.merges:
             # Two that shared a call before may have been slow because they were the first.
             self.shares, self.ended, self._half, self.since = 2, False, min(known), 0
-        self.allowed = max(self.allowed // 2, 1) if self.merges else min(2 * self.allowed, self.most)
+            if self._half < SLOW or self.allowed > 1:
+                self.shares, self.ended = inf, True
         return False
 
     def _grow(self, calls: int, seconds: float, requests: int, *, cold: bool) -> bool:
@@ -91,9 +96,8 @@ class FirstCalls:
             self.merges = self.merges or self.shares > 2
             self.shares, self._half, self.since = 2 * requests, seconds, 0
             return True
-        if not cold or self.shares == 2:
-            self.ended = True
-            self.shares = 1 if self.shares <= 4 else inf
-            if not self.merges:
-                self.allowed = min(2, self.most)
+        if not self.merges:
+            self.ended, self.shares, self.allowed = True, 1, min(2, self.most)
+        elif self.shares > 2 and not cold:
+            self.ended, self.shares = True, inf
         return False
