@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from carpool.policy.spec import Axis, VerificationMode
-from carpool_sidecar.axis_verification.check import Kind
+from carpool_sidecar.axis_verification.check import LONE, Kind
 from carpool_sidecar.axis_verification.record import REFUTED, Record, Verified
 from carpool_sidecar.axis_verification.samples import MAX_SAMPLE, Sample, Shelf, digest_of, part
 from carpool_sidecar.protocols import CODECS
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.limits import Limits
 
 AGREED, DISAGREED, FAILED = "agreed", "disagreed", "failed"
+
+FIRST = 2 * LONE
+"""Answers to unbatched requests after which the tuner no longer waits for batches to be verified."""
 
 DEPENDS, UNDIVIDED = "a row's answer depends on its batch", "an answer can't be divided by rows"
 """What a comparison shows."""
@@ -117,6 +120,13 @@ class Verifier:
                 "the model"
             )
         return record.state, record.evidence
+
+    def goes_on(self, entry: Entry) -> bool:
+        """Whether more of a model's requests may soon be merged: its first answers are still being compared."""
+        if self.off or not self._policy.idempotent or entry.alone is not None or entry.record.disagreed:
+            return False
+        checks = entry.record.checks.values()
+        return bool(checks) and all(not each.verified and each.pace.answers <= FIRST for each in checks)
 
     def padding(self, entry: Entry) -> str:
         """Return a sentence on whether requests of different lengths share batches; "" without a sequence axis."""

@@ -144,6 +144,13 @@ class Driver:
             timeout = parsed.timeout_s
         return timeout
 
+    def grows(self, model: str) -> bool:
+        """Whether the next answers show what larger batches take: while requests wait, nothing is decided before."""
+        if self.batcher.grows(model):
+            return True
+        waits = self.batcher.model(model).load.requests > 0
+        return waits and any(entry.lane == model and self.verifier.goes_on(entry) for entry in self._models)
+
     def sends_alone(self, endpoint: Endpoint) -> bool:
         """Whether requests of a model now go to the upstream one by one, and no parameters are set for them."""
         entry = self._models.entry(endpoint)

@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.common import Message, Parsed
     from carpool_sidecar.protocols.limits import Limits
 
+BEFORE_ALL = -1_000_000
+"""A priority above those of requests that have waited for long: until a trial is answered, none of them is batched."""
+
+_PRIORITY = {
+    Kind.MIXED: BEFORE_ALL,
+    Kind.SAME: BEFORE_ALL,
+    Kind.COPIES: Priority.HIGH,
+    Kind.LIVE: Priority.NORMAL,
+}
+
 
 def harms(state: ModelState, bucket: int, rows: int, due: float, waited: float) -> bool:
     """Whether a batch of copies would make requests late that wait or come meanwhile, ``due`` seconds after arrival.
@@ -107,8 +117,7 @@ class Trials:
             rows=trial.rows,
             deadline=now + self._terms.timeout,
             model=entry.lane,
-            # Before all other requests: until a trial is answered, none of them can be batched.
-            priority=Priority.NORMAL if trial.kind is Kind.LIVE else Priority.HIGH,
+            priority=_PRIORITY[trial.kind],
             size=size_of(message.parts),
             bucket=bucket,
             mergeable=False,

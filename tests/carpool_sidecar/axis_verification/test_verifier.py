@@ -25,6 +25,7 @@ from carpool_sidecar.axis_verification.delays import (
     Delays,
 )
 from carpool_sidecar.axis_verification.record import FREE_ROWS
+from carpool_sidecar.axis_verification.verifier import FIRST as ANSWERS
 from carpool_sidecar.dispatch.trials import harms
 from carpool_sidecar.http1.messages import find
 
@@ -665,3 +666,45 @@ async def test_an_answer_that_nobody_examines_may_come_compressed(world, served)
     check.pace.look_at = 0.0
     await client.predict(b"[1,2,3,4]", [(b"Accept-Encoding", b"gzip")])
     assert find(world.model.received[-1].headers, b"accept-encoding") is None
+
+
+async def waiting(world, sidecar, client, others):
+    """Have a request at the model, which holds it, and others wait behind it."""
+    world.model.holding = True
+    first = client.predict(b"[1,2,3,0.5]")
+    await world.until(lambda: world.model.held)
+    rest = [lambda row=row: client.predict(b"[1,2,3,%d.5]" % row) for row in range(1, others + 1)]
+    return first, await world.queue(sidecar, *rest)
+
+
+async def test_a_trial_goes_before_requests_that_have_waited_for_long_and_the_tuner_waits_for_it(world, served, load):
+    sidecar, client = await served(LINEAR, parameters=FIXED)
+    await asked(sidecar, client, load, requests=LONE - 1)
+    assert not sidecar.driver.grows("m"), "nobody waits"
+    first, rest = await waiting(world, sidecar, client, 6)
+    assert sidecar.driver.grows("m")
+    for queue in sidecar.batcher._queues.by_key.values():
+        for request in queue:
+            request.arrived -= 100.0
+    calls = len(world.model.received)
+    world.model.release()
+    assert [(await one).status for one in (first, *rest)] == 7 * [200]
+    # Answers that make a trial possible are examined after the next call has left.
+    calls = [rows_of(call) for call in world.model.received[calls:]]
+    assert [rows > 1 for rows in calls[:4]] == [False, True, False, True]
+    await world.until(lambda: state(sidecar)[0] == "verified")
+    first, rest = await waiting(world, sidecar, client, 1)
+    assert not sidecar.driver.grows("m"), "they are merged"
+    world.model.release()
+    await asyncio.gather(first, *rest)
+
+
+async def test_the_tuner_waits_for_no_more_answers_than_a_few(world, served, load):
+    sidecar, client = await served(LINEAR, parameters=FIXED)
+    await asked(sidecar, client, load, requests=2)
+    first, rest = await waiting(world, sidecar, client, 1)
+    assert sidecar.driver.grows("m")
+    check_of(sidecar).pace.answers = ANSWERS + 1
+    assert not sidecar.driver.grows("m")
+    world.model.release()
+    assert [(await one).status for one in (first, *rest)] == [200, 200]
