@@ -70,7 +70,7 @@ class Observation(Struct, frozen=True):
     passing: bool = False
     """Whether requests are sent one by one at its end."""
     growing: bool = False
-    """Whether the next of its first batches shows what larger ones take (``Batcher.grows``)."""
+    """Whether the next answers show what larger batches take, and requests wait for that: nothing is decided before."""
     stalled: bool = False
     """Whether the counting host paused in it, so that its latencies are not the model's."""
     paused: float = 0.0
