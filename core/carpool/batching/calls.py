@@ -90,9 +90,8 @@ class Calls:
     def _first_answer(self, batch: Batch, now: float) -> bool:
         """Learn from a first answer; return whether its call was clearly not slow as the first of its size."""
         state, request = batch.state, batch.slices[0][0]
-        if request.shadow:
-            return False
-        waiting = max((queue.rows for queue in self._queues.of(state) if queue.splits), default=0)
+        queues = () if request.shadow else self._queues.of(state)
+        waiting = max((queue.rows for queue in queues if queue.splits), default=0)
         return state.answered(
             batch.in_flight, now - batch.dispatched, len(batch.slices),
             waiting=waiting, due=request.due - request.arrived, cold=batch.cold,

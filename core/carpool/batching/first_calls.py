@@ -2,9 +2,9 @@
 
 More calls slow down a server that computes one batch at a time; fewer slow down one with sixteen workers. So they are
 doubled as long as answers take no longer, as in TCP's slow start (RFC 5681). Workers that compute the rows of a batch
-one after another would take 32 times as long for 32 of them. So requests share a call only where those that wait would
-be late one by one, or where more calls have to wait for one another: first two, and twice as many as long as that takes
-clearly less than twice as long.
+one after another would take 32 times as long for 32 of them. So requests of slow models share calls step by step, where
+those that wait would be late one by one: first two, and twice as many as long as that takes clearly less than twice as
+long.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FirstCalls:
             return False
         if calls == self.shares == self.allowed == 1 and not self.ended:
             self._half = seconds
-            if seconds >= SLOW and 2 * waiting * seconds > due:
+            if seconds >= SLOW and (waiting + 1) * seconds > due:
                 self.shares, self.since = 2, 0
         count, total = self._answers.get(calls, (0, 0.0))
         self._answers[calls] = count, total = count + 1, total + seconds
@@ -84,7 +84,7 @@ class FirstCalls:
         if self.merges:
             # Two that shared a call before may have been slow because they were the first.
             self.shares, self.ended, self._half, self.since = 2, False, min(known), 0
-            if self._half < SLOW or self.allowed > 1:
+            if self._half < SLOW or self.allowed > 1 or (waiting + 1) * self._half <= due:
                 self.shares, self.ended = inf, True
         return False
 

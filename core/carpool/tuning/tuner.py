@@ -128,7 +128,9 @@ class Tuner:
         if observation.growing:
             belief.put_in_force(self._requirements.limits.max_batch)
             self.plan.choice = None
-            return self._keep(Reason.TOO_FEW_SAMPLES, "requests wait, and the next answers show what larger batches take")
+            return self._keep(
+                Reason.TOO_FEW_SAMPLES, "requests wait, and the next answers show what larger batches take"
+            )
         if any(moved) or belief.is_another_model():
             self._begin_epoch()
         # 3. Is the forecast contradicted?

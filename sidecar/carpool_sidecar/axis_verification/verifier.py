@@ -126,7 +126,7 @@ class Verifier:
         if self.off or not self._policy.idempotent or entry.alone is not None or entry.record.disagreed:
             return False
         checks = entry.record.checks.values()
-        return bool(checks) and all(not each.verified and each.pace.answers <= FIRST for each in checks)
+        return bool(checks) and all(not each.verified and each.pace.looks <= FIRST for each in checks)
 
     def padding(self, entry: Entry) -> str:
         """Return a sentence on whether requests of different lengths share batches; "" without a sequence axis."""

@@ -10,7 +10,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from carpool.batching.counters import CANCELLED, FAILED, REJECTED
-from carpool.batching.requests import Abort, Batch, Failure, Finish, Priority, Refusal, Request
+from carpool.batching.first_calls import SLOW
+from carpool.batching.requests import Abort, Batch, Failure, Finish, Priority, Refusal, Request, time_of
 from carpool_sidecar.axis_verification.verifier import Verifier
 from carpool_sidecar.dispatch.alarm import Alarm
 from carpool_sidecar.dispatch.answers import callers_fault
@@ -145,11 +146,13 @@ class Driver:
         return timeout
 
     def grows(self, model: str) -> bool:
-        """Whether the next answers show what larger batches take: while requests wait, nothing is decided before."""
-        if self.batcher.grows(model):
-            return True
-        waits = self.batcher.model(model).load.requests > 0
-        return waits and any(entry.lane == model and self.verifier.goes_on(entry) for entry in self._models)
+        """Whether the next answers of a slow model show what larger batches take, and requests wait for that."""
+        state = self.batcher.model(model)
+        estimate = state.belief.estimate
+        if estimate is None or time_of(estimate.times, 1) < SLOW or not state.load.requests:
+            return self.batcher.grows(model)
+        verifies = any(entry.lane == model and self.verifier.goes_on(entry) for entry in self._models)
+        return verifies or self.batcher.grows(model)
 
     def sends_alone(self, endpoint: Endpoint) -> bool:
         """Whether requests of a model now go to the upstream one by one, and no parameters are set for them."""

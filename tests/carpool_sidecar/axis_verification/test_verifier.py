@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from carpool.batching.batcher import Batcher
+from carpool.batching.first_calls import SLOW
 from carpool.batching.requests import Estimate, Request
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
@@ -680,6 +681,7 @@ async def waiting(world, sidecar, client, others):
 async def test_a_trial_goes_before_requests_that_have_waited_for_long_and_the_tuner_waits_for_it(world, served, load):
     sidecar, client = await served(LINEAR, parameters=FIXED)
     await asked(sidecar, client, load, requests=LONE - 1)
+    sidecar.batcher.learn("m", Estimate((0.0, SLOW), (0.0, SLOW)), sidecar.clock())
     assert not sidecar.driver.grows("m"), "nobody waits"
     first, rest = await waiting(world, sidecar, client, 6)
     assert sidecar.driver.grows("m")
@@ -703,8 +705,11 @@ async def test_the_tuner_waits_for_no_more_answers_than_a_few(world, served, loa
     sidecar, client = await served(LINEAR, parameters=FIXED)
     await asked(sidecar, client, load, requests=2)
     first, rest = await waiting(world, sidecar, client, 1)
+    sidecar.batcher.learn("m", Estimate((0.0, 0.01), (0.0, 0.01)), sidecar.clock())
+    assert not sidecar.driver.grows("m"), "a quick model shows it soon"
+    sidecar.batcher.learn("m", Estimate((0.0, SLOW), (0.0, SLOW)), sidecar.clock())
     assert sidecar.driver.grows("m")
-    check_of(sidecar).pace.answers = ANSWERS + 1
+    check_of(sidecar).pace.looks = ANSWERS + 1
     assert not sidecar.driver.grows("m")
     world.model.release()
     assert [(await one).status for one in (first, *rest)] == [200, 200]
