@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CORE = Path(__file__).parents[1] / "core" / "carpool"
 
-LINES, GOAL = 9_552, 5_500
+LINES, GOAL = 9_542, 5_500
 """Lines of the core without token streams: the limit, and the goal."""
 
 GENERATION = ("generation/", "policy/generation.py", "exchange/token_streams.py")

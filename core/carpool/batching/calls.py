@@ -12,6 +12,7 @@ from carpool.batching.requests import Abort, Action, Batch, Failure, Fault, Faul
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from carpool.batching.first_calls import FirstCalls
     from carpool.batching.model_state import ModelState
     from carpool.batching.slots import Slots
 
@@ -70,7 +71,7 @@ class Calls:
         if stalled:
             state.counters.stalled += 1
         else:
-            quick = state.first_calls is not None and self._first_answer(batch, now)
+            quick = state.first_calls is not None and self._first_answer(batch, state.first_calls, now)
             if batch.cold:
                 state.counters.cold += 1
                 excess = state.first_batches.ended(batch, state.belief.estimate, now)
@@ -87,15 +88,17 @@ class Calls:
             state.limits.too_large(batch.halves.rows, works=batch.halves.largest)
         return excess
 
-    def _first_answer(self, batch: Batch, now: float) -> bool:
+    def _first_answer(self, batch: Batch, first: FirstCalls, now: float) -> bool:
         """Learn from a first answer; return whether its call was clearly not slow as the first of its size."""
-        state, request = batch.state, batch.slices[0][0]
-        queues = () if request.shadow else self._queues.of(state)
-        waiting = max((queue.rows for queue in queues if queue.splits), default=0)
-        return state.answered(
+        request = batch.slices[0][0]
+        queues = () if request.shadow else self._queues.of(batch.state)
+        quick = first.answered(
             batch.in_flight, now - batch.dispatched, len(batch.slices),
-            waiting=waiting, due=request.due - request.arrived, cold=batch.cold,
+            waiting=max((queue.rows for queue in queues if queue.splits), default=0),
+            due=request.due - request.arrived, cold=batch.cold,
         )  # fmt: skip
+        batch.state.follow(first)
+        return quick
 
     def _failed(self, batch: Batch, fault: Fault, now: float, actions: list[Action], *, idempotent: bool) -> None:
         first = batch.slices[0][0]

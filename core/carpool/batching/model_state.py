@@ -145,22 +145,9 @@ class ModelState:
         """Whether its calls are not answered, so that none of its waiting requests reaches the upstream."""
         return self.load.overdue > 0 and not self.free
 
-    def answered(
-        self,
-        in_flight: int,
-        seconds: float,
-        requests: int = 1,
-        *,
-        waiting: int = 0,
-        due: float = inf,
-        cold: bool = False,
-    ) -> bool:
-        """Learn from one of the first answers, as ``FirstCalls.answered`` does; without effect after them."""
-        if (first := self.first_calls) is None:
-            return False
-        quick = first.answered(in_flight, seconds, requests, waiting=waiting, due=due, cold=cold)
+    def follow(self, first: FirstCalls) -> None:
+        """Have as many calls at once, and batches, as the first calls show to be right."""
         self.slots, self.passing = first.allowed, not first.merges or first.shares < 2
-        return quick
 
     def served(self, key: Hashable, rows: int) -> None:
         """Count the success of a batch."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 AGREED, DISAGREED, FAILED = "agreed", "disagreed", "failed"
 
 FIRST = 2 * LONE
-"""Answers to unbatched requests after which the tuner no longer waits for batches to be verified."""
+"""Answers that were examined after which the tuner no longer waits for batches to be verified."""
 
 DEPENDS, UNDIVIDED = "a row's answer depends on its batch", "an answer can't be divided by rows"
 """What a comparison shows."""

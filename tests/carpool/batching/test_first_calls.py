@@ -104,6 +104,11 @@ def test_a_first_answer_that_is_slow_does_not_count():
     assert (calls.allowed, calls.merges) == (2, True)
 
 
+def answer(state, calls, seconds):
+    state.first_calls.answered(calls, seconds)
+    state.follow(state.first_calls)
+
+
 def test_undecided_parameters_decide_nothing_and_others_do():
     batcher = first()
     state = batcher.model("m")
@@ -113,12 +118,12 @@ def test_undecided_parameters_decide_nothing_and_others_do():
     assert (state.passing, state.slots) == (True, 1)
     assert state.in_force.max_batch == 8, "a limit of theirs holds at once"
     for calls in (1, 1, 2, 2, 2, 2, 4, 4, 4, 4):
-        state.answered(calls, 0.02)
+        answer(state, calls, 0.02)
     assert state.slots == 8
     batcher.configure(Parameters(), 0.0, model="m", undecided=2)
     assert (state.passing, state.slots) == (True, 2)
     for _ in range(8):
-        state.answered(2, 0.02)
+        answer(state, 2, 0.02)
     assert state.slots == 2
     batcher.configure(Parameters(max_in_flight=4), 0.0, model="m")
     assert (state.passing, state.slots, state.first_calls) == (False, 4, None)
@@ -137,10 +142,10 @@ def test_what_is_in_force_is_what_the_first_calls_leave_of_the_parameters():
     state = batcher.model("m")
     assert state.in_force == Parameters(max_in_flight=1, pass_through=True)
     for seconds in (0.02, 0.02, *4 * [0.02]):
-        state.answered(state.slots, seconds)
+        answer(state, state.slots, seconds)
     assert state.in_force == Parameters(max_in_flight=4, pass_through=True)
     for _ in range(4):
-        state.answered(4, 0.06)
+        answer(state, 4, 0.06)
     assert state.in_force == Parameters(max_in_flight=2)
     batcher.configure(Parameters(max_batch=8), 0.0)
     assert state.in_force == Parameters(max_batch=8)
