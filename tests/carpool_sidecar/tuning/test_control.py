@@ -59,7 +59,8 @@ async def test_first_calls_end_once_the_tuner_keeps_what_it_reports(world):
     sidecar.control._decided("m", replace(kept, decided=True))
     assert lane.first_calls is not None, "nor how many calls the server computes at once"
     for calls in (1, 1, 2, 2, 2, 2):
-        lane.answered(calls, calls * 0.01)
+        lane.first_calls.answered(calls, calls * 0.01)
+        lane.follow(lane.first_calls)
     assert lane.first_calls.merges
     sidecar.control._decided("m", replace(kept, decided=True))
     assert lane.first_calls is None
@@ -95,7 +96,8 @@ async def test_a_model_that_an_operator_names_no_more_goes_back_to_what_first_ca
     sidecar = await world.sidecar(parameters={"*": plain}, **target)
     lane = sidecar.batcher.model("m")
     for calls in (1, 1, 2, 2, 2, 2):
-        lane.answered(calls, 0.01)
+        lane.first_calls.answered(calls, 0.01)
+        lane.follow(lane.first_calls)
     ran = lane.in_force
     assert (ran.max_in_flight, ran.pass_through) == (4, True)
 

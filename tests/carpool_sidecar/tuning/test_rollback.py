@@ -90,7 +90,8 @@ def test_it_goes_back_to_what_first_calls_led_to():
     lane = bench.batcher.model("m")
     bench.change(1)
     for calls in (1, 1, 2, 2, 2, 2):
-        lane.answered(calls, 0.01)
+        lane.first_calls.answered(calls, 0.01)
+        lane.follow(lane.first_calls)
     bench.serve("m", 15)
     bench.rollback.begin(POLICY, 2)
     bench.batcher.configure(FIRST, bench.now, model="m", undecided=8)  # as a document that names no model
