@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import compiled
 import msgspec
 from evidence import Machine, commit, machine, today
 from msgspec import Struct
@@ -32,22 +33,26 @@ from proof.measures import tally
 from proof.rows import CARPOOL
 from proof.world import play
 
+from carpool.batching.requests import Estimate
 from carpool.forecasting import forecaster
 from carpool.forecasting.accuracy import ForecastCheck
-from carpool.forecasting.forecaster import Forecaster
-from carpool.learning import latency_model
+from carpool.forecasting.forecast import forecast
+from carpool.forecasting.forecaster import Forecaster, Situation
+from carpool.learning import arrivals, concurrency, latency_model, load
 from carpool.learning.batchable_share import Sharing
 from carpool.learning.latency_model import LatencyLearner
 from carpool.learning.load import Load
 from carpool.learning.miss_test import MissTest
 from carpool.learning.size_limit import SizeLimit
 from carpool.simulation import simulator
-from carpool.tuning import candidates, exploration, moves, objective, plan, tuner
+from carpool.tuning import candidates, exploration, guards, moves, objective, plan, tuner
+from carpool.tuning.belief import Belief
 from carpool.tuning.exploration import Exploration
+from carpool.tuning.guards import SafetyMargin
 from carpool.tuning.tuner import Tuner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from proof.experiments import Reference
 
@@ -112,6 +117,36 @@ def _overloaded(self: Tuner) -> bool:
     """Refuse only where no setting meets the SLO, or more waits than can be served in time."""
     choice = self.plan.choice
     return self._backlogged() or (choice is not None and not choice.efficient.holds_now)
+
+
+def _two_largest(
+    sizes: Sequence[int], means: Sequence[float], lowers: Sequence[float], uppers: Sequence[float]
+) -> tuple[float, float]:
+    """Draw the line beyond the largest size through that and the next one an octave below, or farther."""
+    other = max((index for index, size in enumerate(sizes) if 2 * size <= sizes[-1]), default=0)
+    run = sizes[-1] - sizes[other]
+    errors = [(upper - lower) / 2 for lower, upper in zip(lowers, uppers, strict=True)]
+    return (means[-1] - means[other]) / run, (errors[-1] + errors[other]) / run
+
+
+def _mean_loss(self: Forecaster, parameters: Parameters, factor: float = 1.0) -> float:
+    """Compare losses at the mean batch latency."""
+    situation, played = self.situation, self.load(factor, count=self._lasting(forecaster.LASTING_LOSS))
+    return forecast(played, situation.service, parameters, situation.target, shed=True).miss_fraction
+
+
+def _one_by_one(quantile: float, **_options: object) -> MissTest:
+    """Take each miss as evidence of its own."""
+    return MissTest(quantile)
+
+
+def _one_ratio(*args: Any, **options: Any) -> latency_model._Interval:  # noqa: ANN401 - as the record takes them
+    """Compare sizes never measured with the line between their neighbours, too."""
+    interval = _INTERVAL(*args, **options)
+    return interval._replace(doubtless=interval.ratio)
+
+
+_INTERVAL = latency_model._Interval  # noqa: SLF001 - left out
 
 
 def _constant(name: str, value: object) -> dict[tuple[Any, str], Any]:
@@ -180,6 +215,83 @@ RULES: dict[str, Rule] = {
         "requests that would be late are always refused, not only beyond the capacity",
         {(Tuner, "_sheds_late"): _overloaded},
     ),
+    "bursts": Rule(
+        "arrivals that come in bursts are forecast as such", {(load, "fitted"): lambda rate, *_: arrivals.Poisson(rate)}
+    ),
+    "bursts that last": Rule(
+        "bursts longer than a window have rates of their own", {(arrivals, "_modulated"): lambda *_: None}
+    ),
+    "gaps": Rule(
+        "how bursty arrivals are is seen from the gaps between them",
+        {(arrivals.WindowCounts, "cv"): property(lambda _: None)},
+    ),
+    "long stretches": Rule(
+        "a change that bursts hide in a second is looked for in up to 32", {(load, "LONGEST_STRETCH"): load.RECENT}
+    ),
+    "another dispersion": Rule(
+        "arrivals that become burstier, or less so, are another load", {(Load, "_spread_moved"): _never}
+    ),
+    "more memory": Rule(
+        "a load of few arrivals, or of bursts, is remembered for longer than 30 s",
+        {(load, "PRECISE"): 0.0, (load, "ENOUGH_ARRIVALS"): 0},
+    ),
+    "line of many sizes": Rule(
+        "as many of the largest sizes as agree on it show the slope beyond them",
+        {(latency_model, "_tail"): _two_largest},
+    ),
+    "wild batches": Rule(
+        "one or two batches four times as slow as expected are left out", {(latency_model, "_WILD"): float("inf")}
+    ),
+    "steps": Rule(
+        "what a step between two measured sizes explains is no change of the model",
+        {(latency_model, "_Interval"): _one_ratio},
+    ),
+    "means of equal batches": Rule(
+        "server concurrency is judged by means, too, and not only by the spread",
+        {(concurrency, "_outlies"): _never, (concurrency, "_DOUBTFUL"): float("inf")},
+    ),
+    "answers in order": Rule(
+        "where answers come in order, batches are taken to be computed one at a time",
+        {(concurrency, "_is_in_order"): _never},
+    ),
+    "gains beyond doubt": Rule(
+        "a saving has to exceed what is unknown of batch latency", {(moves, "width"): lambda *_: 0.0}
+    ),
+    "losses at the upper confidence": Rule(
+        "beyond the capacity the least known size does not seem best by chance", {(Forecaster, "loss"): _mean_loss}
+    ),
+    "equal device time": Rule("of settings that cost as much the quickest is taken", {(objective, "LEAST"): 0.0}),
+    "waits beyond the capacity": Rule(
+        "where several batches are computed at once, a short wait keeps one of them free",
+        {(candidates.Grid, "held"): lambda *_: []},
+    ),
+    "more credit": Rule("with twice the credit candidates are looked for again", {(Exploration, "is_richer"): False}),
+    "higher load": Rule(
+        "at 1.25 times the load candidates are looked for again", {(exploration, "RISE"): float("inf")}
+    ),
+    "flat beyond": Rule(
+        "a size being measured is taken to be as fast as the next smaller one",
+        {(Estimate, "flat_beyond"): lambda self, *_: self},
+    ),
+    "proportional below": Rule(
+        "a size below all measured ones is taken to be as fast as it may be",
+        {(Estimate, "proportional_below"): lambda self, *_: self},
+    ),
+    "misses in bursts": Rule("misses of one burst are one piece of evidence", {(guards, "MissTest"): _one_by_one}),
+    "forgiven misses": Rule(
+        "after 300 s without misses the margin is one step wider again", {(SafetyMargin, "is_over"): _never}
+    ),
+    "refusing after misses": Rule(
+        "for 10 s after misses requests that are late are refused", {(guards, "BROKEN"): 0.0}
+    ),
+    "batches of copies": Rule(
+        "sizes that the load does not fill are measured with copies", {(plan, "to_measure"): lambda *_: ()}
+    ),
+    "rows by share": Rule("forecasts know how many rows each request has", {(Belief, "_count_rows"): lambda *_: None}),
+    "out of reach": Rule(
+        "where no request can be in time, the mean is minimized", {(Situation, "is_out_of_reach"): False}
+    ),
+    "crowded device": Rule("beside other models each batch is all that waits", {(Situation, "is_crowded"): False}),
 }
 
 
@@ -357,6 +469,7 @@ def main() -> int:
     if options.table:
         print(table(msgspec.json.decode(RESULTS.read_bytes(), type=Results).rows))
         return 0
+    compiled.start_again()
     rules = [AS_IT_IS, *options.without] if options.without else [*RULES]
     tasks = [
         (rule, scenario, seed, options.phases)
