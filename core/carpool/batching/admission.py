@@ -55,10 +55,12 @@ class AdmissionControl:
         # even on an idle upstream is not refused for the SLO: nobody could serve it better.
         request.exempt = request.exempt or not (self._slots.taken or self._slots.in_flight)
         estimate = queue.estimate
-        if request.exempt or estimate is None or queue.grows:
+        if request.exempt or estimate is None:
             return None
         if queue.state.belief.shed_slo:
             request.sheddable = now + queue.span(request, estimate) <= request.due + ROUNDING
+        if queue.grows:
+            return None
         limit = min(request.due, request.deadline) if request.sheddable else request.deadline
         if limit < inf and self._finish(queue, request, estimate, now) > limit + ROUNDING:
             return Refused.LATE

@@ -20,7 +20,7 @@ from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Admission
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
     from carpool.batching.queues import Queue
 
@@ -63,7 +63,7 @@ class Batcher:
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Admit a request or refuse it; start what is due."""
         # What time made due comes first, so that no request is refused for a slot or a place that is free by now.
-        calls, slots, queues = self._calls, self._slots, self._queues.by_key
+        calls, slots = self._calls, self._slots
         late = calls.deadline <= now or slots.overdue_at <= now or (slots.abandoned and slots.abandoned[0][0] <= now)
         actions = self.poll(now) if late else []
         state = self._models.get(request.model) or self.model(request.model)
@@ -71,17 +71,15 @@ class Batcher:
         if not request.shadow:
             batchable = state.batchable.arrived(key, request.bucket, now, state.parameters.max_wait)
             state.counters.arrived(now, request.rows, batchable)
-        queue = queues.get((request.model, ALONE if key is None else key)) or self._queues.new(request, state, key)
+        queue = self._queues.get(request, state, key)
         reason = self._admission.reason(queue, request, now)
         if reason is Refused.QUEUE_FULL:
             reason = self._admission.make_room(queue, request, now, actions)
         if reason is not None:
             self._admission.refuse(request, state, reason, now, actions)
             return actions
-        if not queue.rows:
-            queues[queue.key] = queue
         request.hold_until = request.arrived + state.parameters.max_wait
-        queue.add(request)
+        self._queues.add(queue, request)
         calls.deadline = min(calls.deadline, latest_end(request, state))
         if state.load.taken < state.slots:
             # Slots are free, so the requests that wait are held until then; only this queue has changed.
@@ -160,8 +158,13 @@ class Batcher:
             self._calls.deadline = now  # some may be late already
         return self.poll(now)
 
+    def merge(self, model: str, key_of: Callable[[Request], Hashable | None], now: float) -> list[Action]:
+        """Let requests that wait to be sent alone share batches from now on: those that ``key_of`` has a key for."""
+        self._queues.merge(self.model(model), key_of)
+        return self.poll(now)
+
     def grows(self, model: str) -> bool:
-        """Whether the next of a model's first batches shows what larger ones take."""
+        """Whether requests wait for a model's next answers, which show whether or how it can batch them."""
         return any(queue.grows for queue in self._queues.of(self.model(model)))
 
     def restarted(self, now: float, *, model: str | None = None) -> list[Action]:

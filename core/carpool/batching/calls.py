@@ -91,10 +91,13 @@ class Calls:
     def _first_answer(self, batch: Batch, first: FirstCalls, now: float) -> bool:
         """Learn from a first answer; return whether its call was clearly not slow as the first of its size."""
         request = batch.slices[0][0]
-        queues = () if request.shadow else self._queues.of(batch.state)
+        queues, verifies = self._queues.of(batch.state), batch.state.isolation.verifies
+        usual = next((one.rows for queue in queues for one in queue), request.rows)
         quick = first.answered(
-            batch.in_flight, now - batch.dispatched, len(batch.slices),
-            waiting=max((queue.rows for queue in queues if queue.splits), default=0),
+            batch.in_flight, now - batch.dispatched,
+            # A trial shows what as many rows of callers' requests would take.
+            max(batch.rows // usual, 1) if verifies and request.shadow else len(batch.slices),
+            waiting=max((queue.rows for queue in queues if queue.splits or verifies), default=0),
             due=request.due - request.arrived, cold=batch.cold,
         )  # fmt: skip
         batch.state.follow(first)

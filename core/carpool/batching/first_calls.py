@@ -9,7 +9,7 @@ long.
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, log2
 
 ENOUGH = 4
 """Answers per call at once that show the latency at a number of calls; half as many show that at fewer."""
@@ -27,7 +27,7 @@ LONGER = 1.5
 class FirstCalls:
     """The answers of a model whose parameters are not decided yet."""
 
-    __slots__ = ("_answers", "_half", "allowed", "ended", "merges", "most", "shares", "since")
+    __slots__ = ("_answers", "allowed", "ended", "half", "merges", "most", "shares", "since")
 
     def __init__(self, most: int) -> None:
         self.allowed = 1
@@ -43,7 +43,7 @@ class FirstCalls:
         """Answers since more may."""
         self._answers: dict[int, tuple[int, float]] = {}
         """By calls at once (1, 2, 4, ...): number of answers, and the sum of their seconds."""
-        self._half = 0.0
+        self.half = 0.0
         """Seconds of a call of half as many requests as may share one."""
 
     def answered(
@@ -69,7 +69,7 @@ class FirstCalls:
         if cold:
             return False
         if calls == self.shares == self.allowed == 1 and not self.ended:
-            self._half = seconds
+            self.half = seconds
             if seconds >= SLOW and (waiting + 1) * seconds > due:
                 self.shares, self.since = 2, 0
         count, total = self._answers.get(calls, (0, 0.0))
@@ -83,18 +83,19 @@ class FirstCalls:
         self.allowed = max(self.allowed // 2, 1) if self.merges else min(2 * self.allowed, self.most)
         if self.merges:
             # Two that shared a call before may have been slow because they were the first.
-            self.shares, self.ended, self._half, self.since = 2, False, min(known), 0
-            if self._half < SLOW or self.allowed > 1 or (waiting + 1) * self._half <= due:
+            self.shares, self.ended, self.half, self.since = 2, False, min(known), 0
+            if self.half < SLOW or self.allowed > 1 or (waiting + 1) * self.half <= due:
                 self.shares, self.ended = inf, True
         return False
 
     def _grow(self, calls: int, seconds: float, requests: int, *, cold: bool) -> bool:
         """Let twice as many requests share a call if so many did not take much longer than half as many."""
-        if self.ended or 2 * requests <= self.shares or calls > 1:
+        if self.ended or self.shares < 2 or 2 * requests <= self.shares or calls > 1:
             return False
-        if seconds < (PAIR if self.shares == 2 else DOUBLE) * self._half:
+        often = max(log2(2 * requests / self.shares), 1)
+        if seconds < (PAIR if self.shares == 2 else DOUBLE) * DOUBLE ** (often - 1) * self.half:
             self.merges = self.merges or self.shares > 2
-            self.shares, self._half, self.since = 2 * requests, seconds, 0
+            self.shares, self.half, self.since = 2 * requests, seconds, 0
             return True
         if not self.merges:
             self.ended, self.shares, self.allowed = True, 1, min(2, self.most)

@@ -29,11 +29,13 @@ MAX_ISOLATED, MAX_SUSPECTS = 64, 256
 class Isolation:
     """Which requests of one model are batched with each other only, or in smaller batches, because some failed."""
 
-    __slots__ = ("keys", "quarantined", "suspects")
+    __slots__ = ("keys", "quarantined", "suspects", "verifies")
 
     def __init__(self) -> None:
         self.quarantined = False
         """Whether nothing is batched: the model does not answer by rows."""
+        self.verifies = False
+        """Whether the next answers may show that requests which are sent alone can be batched."""
         self.keys: dict[Hashable, RetryBudget] = {}
         """Batch keys with failing requests, the latest last."""
         self.suspects = Suspects()
@@ -71,7 +73,7 @@ class Isolation:
 
     def forget(self) -> None:
         """Forget what was learned of the model, but not of its callers."""
-        self.quarantined = False
+        self.quarantined = self.verifies = False
         self.keys.clear()
 
 

@@ -10,7 +10,7 @@ from carpool.batching.recent_keys import MOSTLY
 from carpool.batching.requests import Priority, Request, time_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from carpool.batching.model_state import ModelState
 
@@ -45,13 +45,33 @@ class QueueSet:
         """Return a model's queues."""
         return [queue for queue in self.by_key.values() if queue.state is state]
 
-    def new(self, request: Request, state: ModelState, key: Hashable | None) -> Queue:
-        """Return a queue for a request whose ``key`` has none; it joins the set with its first request."""
+    def get(self, request: Request, state: ModelState, key: Hashable | None) -> Queue:
+        """Return the queue for a request with a ``key`` (``None``: sent alone); it joins the set with its first one."""
+        queue = self.by_key.get((request.model, ALONE if key is None else key))
+        if queue is not None:
+            return queue
         # A request larger than a batch has to be cut, whatever its key.
         if key is not None and (len(self.by_key) < MAX_KEYS or request.rows > state.cap):
             return Queue((request.model, key), state, merge=True, bucket=request.bucket)
         alone = (request.model, ALONE)
         return self.by_key.get(alone) or Queue(alone, state, merge=False)
+
+    def add(self, queue: Queue, request: Request) -> None:
+        """Append a request to its queue."""
+        if not queue.rows:
+            self.by_key[queue.key] = queue
+        queue.add(request)
+
+    def merge(self, state: ModelState, key_of: Callable[[Request], Hashable | None]) -> None:
+        """Move a model's requests that wait to be sent alone, and that ``key_of`` has a key for, to the key's queue."""
+        state.isolation.verifies = False
+        if state.first_calls is not None:
+            state.first_calls.since = 0
+        for request in [*self.by_key.get((state.name, ALONE), ())]:
+            if not request.mergeable and (key := key_of(request)) is not None:
+                self.take_off(self.by_key[state.name, ALONE], request)
+                request.key, request.mergeable = key, True
+                self.add(self.get(request, state, state.isolation.key_of(request)), request)
 
     def remove(self, request: Request) -> None:
         """Remove the waiting rows of a request."""

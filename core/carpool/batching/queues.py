@@ -6,7 +6,7 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING
 
-from carpool.batching.first_calls import ENOUGH
+from carpool.batching.first_calls import ENOUGH, SLOW
 from carpool.batching.requests import ROUNDING, Estimate, Request, Slice, seldom_exceeded, time_of
 
 if TYPE_CHECKING:
@@ -47,8 +47,13 @@ class Queue:
 
     @property
     def grows(self) -> bool:
-        """Whether the next of its first batches shows what a larger one takes: until then, that is a guess."""
-        first = self.state.first_calls
+        """Whether the next of its first batches shows what a larger one takes: until then, that is a guess.
+
+        Of a slow model, all that waits for batches to be verified counts: with batches it may be answered in time.
+        """
+        first, estimate = self.state.first_calls, self.estimate
+        if not self.merge and self.state.isolation.verifies and estimate is not None:
+            return self.rows > 0 and time_of(estimate.times, 1) >= SLOW
         if first is None or first.ended or first.since >= ENOUGH or not self.rows:
             return False
         return 1 < first.shares < 2 * self.cap and self.splits
@@ -112,14 +117,15 @@ class Queue:
         """
         state, estimate, alone, splits, cap = self.state, self.estimate, self.alone, self.splits, self.state.cap
         times = None if estimate is None else estimate.times
-        full = self.cap
-        room = full
+        room = full = self.cap
         if (first := state.first_calls) is not None and first.shares > 1 and self.splits:
             alone, room = False, int(min(room, first.shares * next(iter(self)).rows))
         if not alone and state.first_batches.slow:
             room = state.first_batches.known_size(next(iter(self)).bucket, min(self.rows, room))
         # All are to be in time with the batch as large as it would be: late ones only delay the others.
-        seconds = -inf if times is None else time_of(times, min(self.rows, room))
+        # What more requests take than have shared a call is a guess.
+        most = inf if alone or first is None or first.shares == inf else first.half
+        seconds = -inf if times is None else min(time_of(times, min(self.rows, room)), most)
         surely = 1.0 if estimate is None else seldom_exceeded(estimate.noise)
         shed_slo = state.belief.shed_slo
         slices: list[Slice] = []

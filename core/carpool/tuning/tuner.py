@@ -51,7 +51,6 @@ class Tuner:
         self._left: set[Parameters] = set()
         """Settings left since load or model changed."""
         self._queued_rows = 0
-        self._growing = False
 
     def follow(self, policy: BatchingPolicy, model: Model | None = None) -> None:
         """Follow another policy from now on, starting with the present parameters within its limits.
@@ -106,7 +105,6 @@ class Tuner:
         history, belief, stats, policy = self._history, self.belief, observation.stats, self._requirements.policy
         history.observe(observation.now, stats.arrivals)
         backlogged, self._queued_rows = self._backlogged(), observation.queued_rows
-        self._growing = observation.growing
         # 1. Ignore observations that are no evidence.
         if observation.seconds <= 0:
             return self._keep(Reason.METRICS_STALE, "no time has passed since the last observation")
@@ -272,8 +270,6 @@ class Tuner:
         """Whether requests that would miss the SLO are refused: where device time is scarce, or was just now."""
         mode = self._requirements.policy.admission.shed_at
         if mode is ShedAt.AUTOMATIC:
-            if self._growing:
-                return False
             scarce = self.plan.is_scarce(self.parameters) or self._backlogged()
             return not self._requirements.recommends and (scarce or self._guards.was_broken(self._history.now))
         return mode is ShedAt.SLO

@@ -67,6 +67,9 @@ class Courier(Protocol):
     def quarantine(self, entry: Entry, *, on: bool) -> None:
         """Stop merging a model's requests, waiting ones included; or merge them again."""
 
+    def merge(self, entry: Entry, check: Check) -> None:
+        """Merge those of a model's requests that wait to be sent alone because ``check`` had not ended."""
+
 
 class Verifier:
     """Decides which requests may be merged, from their answers."""
@@ -353,6 +356,7 @@ class Verifier:
                 extra={"model": entry.model, "version": entry.version, "detail": check.evidence}
                 | ({"padding": check.padding} if check.padding else {}),
             )
+            self._courier.merge(entry, check)
         self._go_on(entry, check, now)
 
     @staticmethod

@@ -10,8 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from carpool.batching.counters import CANCELLED, FAILED, REJECTED
-from carpool.batching.first_calls import SLOW
-from carpool.batching.requests import Abort, Batch, Failure, Finish, Priority, Refusal, Request, time_of
+from carpool.batching.requests import Abort, Batch, Failure, Finish, Priority, Refusal, Request
 from carpool_sidecar.axis_verification.verifier import Verifier
 from carpool_sidecar.dispatch.alarm import Alarm
 from carpool_sidecar.dispatch.answers import callers_fault
@@ -102,6 +101,7 @@ class Driver:
         state = self.batcher.model(entry.lane)
         # 1. Decide whether it may be merged.
         mergeable, key, check = self._merging.key(exchange, entry, parsed, state)
+        state.isolation.verifies = not mergeable and check is not None and self.verifier.goes_on(entry)
         entry.headers.requests += 1
         if facts.key != entry.headers.key:
             self._merging.note_fragments(entry, facts.key)
@@ -144,15 +144,6 @@ class Driver:
         if parsed.timeout_s and parsed.timeout_s < timeout:
             timeout = parsed.timeout_s
         return timeout
-
-    def grows(self, model: str) -> bool:
-        """Whether the next answers of a slow model show what larger batches take, and requests wait for that."""
-        state = self.batcher.model(model)
-        estimate = state.belief.estimate
-        if estimate is None or time_of(estimate.times, 1) < SLOW or not state.load.requests:
-            return self.batcher.grows(model)
-        verifies = any(entry.lane == model and self.verifier.goes_on(entry) for entry in self._models)
-        return verifies or self.batcher.grows(model)
 
     def sends_alone(self, endpoint: Endpoint) -> bool:
         """Whether requests of a model now go to the upstream one by one, and no parameters are set for them."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from carpool.batching.batcher import Batcher
     from carpool.batching.model_state import ModelState
     from carpool.batching.requests import Action
-    from carpool_sidecar.axis_verification.check import Trial
+    from carpool_sidecar.axis_verification.check import Check, Trial
     from carpool_sidecar.dispatch.answers import UpstreamAnswer
     from carpool_sidecar.dispatch.terms import Terms
     from carpool_sidecar.models import Entry, ModelTable
@@ -154,3 +154,13 @@ class Trials:
     def quarantine(self, entry: Entry, *, on: bool) -> None:
         """Stop merging requests of a model, waiting ones included; or allow it again."""
         self._batcher.model(entry.lane).isolation.quarantined = on
+
+    def merge(self, entry: Entry, check: Check) -> None:
+        """Merge those of a model's requests that wait to be sent alone because ``check`` had not ended."""
+
+        def key_of(request: Request) -> bytes | None:
+            waiter: Waiter = request.payload
+            # Padding takes memory that was not reserved for these.
+            return check.key_of(waiter.parsed) if waiter.check is check and waiter.parsed.fit is None else None
+
+        self._do(self._batcher.merge(entry.lane, key_of, self._clock()))

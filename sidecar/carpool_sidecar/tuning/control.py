@@ -190,7 +190,7 @@ class Control:
                         seconds=seconds,
                         stats=self._measured(state.name, since.models[state.name]),
                         passing=state.passing,
-                        growing=self._driver.grows(state.name),
+                        growing=self._driver.batcher.grows(state.name),
                         stalled=paused > STALLED_SHARE * seconds,
                         paused=paused,
                         queued_rows=stats.queued_rows,

@@ -10,7 +10,7 @@ from machine import estimate
 
 from carpool.batching.batcher import Batcher
 from carpool.batching.queue_set import MAX_KEYS
-from carpool.batching.requests import Finish, Refusal, Refused, Request
+from carpool.batching.requests import Estimate, Finish, Refusal, Refused, Request
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Admission
 
@@ -136,3 +136,42 @@ def test_rule_3_a_shadow_takes_a_slot_and_is_counted_as_nobody() -> None:
     counted = to.stats(1.0).models["m"]
     assert (counted.arrivals, counted.rows, counted.misses) == (1, 1, {})
     assert {(rows, batches) for _, rows, _, _, batches, *_ in counted.cells} <= {(4, 1), (1, 1)}
+
+
+def test_requests_that_wait_alone_are_merged_when_that_becomes_possible() -> None:
+    to = batcher(max_batch=8)
+    first = occupied(to)
+    asked = [request(key=None, mergeable=False) for _ in range(4)]
+    suspect = request(key=None, mergeable=False, caller="gateway")
+    to.model(first.model).isolation.suspects.failed("gateway", "k")
+    send(to, 0.0, *asked, suspect)
+    assert not batches(to.merge(first.model, lambda one: None if one is asked[1] else "k", 0.0))
+    assert not asked[1].mergeable
+    late = request(key="k")
+    send(to, 0.0, late)
+    groups = [waiters(batch) for batch in one_after_another(to, first)]
+    assert sorted(groups, key=len) == [[asked[1]], [suspect], [asked[0], asked[2], asked[3], late]]
+
+
+def test_of_requests_that_are_with_the_upstream_nothing_changes() -> None:
+    to = batcher()
+    alone = request(key=None, mergeable=False)
+    assert len(batches(send(to, 0.0, alone))) == 1
+    assert not to.merge("m", lambda _: "k", 0.0)
+    assert not alone.mergeable
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verifies", "refused"), [(0.2, True, False), (0.2, False, True), (0.02, True, True)]
+)
+def test_requests_of_a_slow_model_are_not_refused_while_it_may_turn_out_that_it_can_batch_them(
+    seconds: float, verifies: bool, refused: bool
+) -> None:
+    to = batcher()
+    to.learn("m", Estimate((0.0, seconds), (0.0, seconds)), 0.0, shed_slo=True)
+    occupied(to)
+    to.model("m").isolation.verifies = verifies
+    send(to, 0.0, request(key=None, mergeable=False, slo=10.0))
+    late = request(key=None, mergeable=False, slo=1.5 * seconds)
+    assert bool(refusals(send(to, 0.0, late))) == refused
+    assert to.grows("m") == (not refused)

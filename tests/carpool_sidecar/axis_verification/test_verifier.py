@@ -682,9 +682,9 @@ async def test_a_trial_goes_before_requests_that_have_waited_for_long_and_the_tu
     sidecar, client = await served(LINEAR, parameters=FIXED)
     await asked(sidecar, client, load, requests=LONE - 1)
     sidecar.batcher.learn("m", Estimate((0.0, SLOW), (0.0, SLOW)), sidecar.clock())
-    assert not sidecar.driver.grows("m"), "nobody waits"
+    assert not sidecar.batcher.grows("m"), "nobody waits"
     first, rest = await waiting(world, sidecar, client, 6)
-    assert sidecar.driver.grows("m")
+    assert sidecar.batcher.grows("m")
     for queue in sidecar.batcher._queues.by_key.values():
         for request in queue:
             request.arrived -= 100.0
@@ -696,9 +696,25 @@ async def test_a_trial_goes_before_requests_that_have_waited_for_long_and_the_tu
     assert [rows > 1 for rows in calls[:4]] == [False, True, False, True]
     await world.until(lambda: state(sidecar)[0] == "verified")
     first, rest = await waiting(world, sidecar, client, 1)
-    assert not sidecar.driver.grows("m"), "they are merged"
+    assert not sidecar.batcher.grows("m"), "they are merged"
     world.model.release()
     await asyncio.gather(first, *rest)
+
+
+async def test_what_waits_already_is_merged_once_batches_are_verified(world, served, load):
+    sidecar, client = await served(LINEAR, parameters=FIXED)
+    await asked(sidecar, client, load, requests=LONE - 1)
+    first, rest = await waiting(world, sidecar, client, 7)
+    (another,) = await world.queue(sidecar, lambda: client.predict(b"[[1,2,3,4]]"))
+    calls = len(world.model.received)
+    world.model.release()
+    answers = [(await one).json["predictions"][0] for one in (first, *rest, another)]
+    rows = np.array([[1, 2, 3, number + 0.5] for number in range(8)], np.float32)
+    assert np.allclose(answers[:8], LINEAR(rows))
+    sizes = [rows_of(call) for call in world.model.received[calls:]]
+    # Three of the seven leave before the second trial has ended; the others share a batch, but for one of another form.
+    assert sizes[:6] == [1, 8, 1, 8, 1, 4]
+    assert 1 in sizes[6:]
 
 
 async def test_the_tuner_waits_for_no_more_answers_than_a_few(world, served, load):
@@ -706,10 +722,11 @@ async def test_the_tuner_waits_for_no_more_answers_than_a_few(world, served, loa
     await asked(sidecar, client, load, requests=2)
     first, rest = await waiting(world, sidecar, client, 1)
     sidecar.batcher.learn("m", Estimate((0.0, 0.01), (0.0, 0.01)), sidecar.clock())
-    assert not sidecar.driver.grows("m"), "a quick model shows it soon"
+    assert not sidecar.batcher.grows("m"), "a quick model shows it soon"
     sidecar.batcher.learn("m", Estimate((0.0, SLOW), (0.0, SLOW)), sidecar.clock())
-    assert sidecar.driver.grows("m")
+    assert sidecar.batcher.grows("m")
     check_of(sidecar).pace.looks = ANSWERS + 1
-    assert not sidecar.driver.grows("m")
+    rest += await world.queue(sidecar, lambda: client.predict(b"[1,2,3,2.5]"))
+    assert not sidecar.batcher.grows("m")
     world.model.release()
-    assert [(await one).status for one in (first, *rest)] == [200, 200]
+    assert [(await one).status for one in (first, *rest)] == [200, 200, 200]
