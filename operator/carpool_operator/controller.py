@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from carpool_operator.api.spec import PolicySpec
     from carpool_operator.api.status import Condition
     from carpool_operator.reporting.conditions import Delivery
-    from carpool_operator.tuning.steering import Happening
+    from carpool_operator.tuning.happenings import Happening
 
 NOTHING = Finding(UNKNOWN, "NoTargets", "none of its targets exists and belongs to it")
 
@@ -74,12 +74,12 @@ class Controller:
                 self._autoscalers[Target(policy.namespace, said.kind, said.name)] = said.autoscaler
                 steering = self._steerings.get(Target(policy.namespace, said.kind, said.name))
                 if steering is not None:
-                    steering.recall(said.models)
+                    steering.models.recall(said.models)
                     self._recall_streams(steering)
                     where = f"{said.kind}/{said.name}"
                     for each in self._before.capacity:
                         if each.target == where:
-                            steering.load.recall(each)
+                            steering.measurements.load.recall(each)
         spec = policy.spec
         if spec is None:
             return self._unread(view)
@@ -118,8 +118,8 @@ class Controller:
         where = f"{steering.target.kind}/{steering.target.name}"
         for said in () if self._before is None else self._before.token_streams:
             if said.target == where:
-                steering.streams.recall(said)
-                steering.engines.recall(said.recommended)
+                steering.measurements.streams.recall(said)
+                steering.measurements.engines.recall(said.recommended)
 
     def _unread(self, view: View) -> Outcome:
         """Report why a spec cannot be read; the running parameters and the previous status stay."""
@@ -186,7 +186,9 @@ class Controller:
                 [
                     metrics_available(each, view, stale_after)
                     for each in there
-                    if asks(view.workloads[each.target]) or self._delivered[each.target].injected or each.engines.pods
+                    if asks(view.workloads[each.target])
+                    or self._delivered[each.target].injected
+                    or each.measurements.engines.pods
                 ],
                 NOTHING,
             ),

@@ -94,8 +94,8 @@ def reasons():
 _OF_A_POLICY = (
     r'Finding\(\s*(?:TRUE|FALSE|UNKNOWN),\s*"([A-Za-z]+)"',
     r'Blind\("([A-Za-z]+)"',
-    r'_happened\(\s*"[A-Za-z]+",\s*[\w.]+,\s*"([A-Za-z]+)"',
-    r'_(?:reject|return)\([^"\n]*"([A-Z][A-Za-z]+)"',
+    r'_happenings\.note\(\s*"[A-Za-z]+",\s*[\w.]+,\s*"([A-Za-z]+)"',
+    r'_fail\([^"\n]*"([A-Z][A-Za-z]+)"',
     r'Event\(\s*(?:warning=)?True,\s*"([A-Za-z]+)"',
 )
 

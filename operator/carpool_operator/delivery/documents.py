@@ -11,9 +11,10 @@ from carpool.policy.spec import BatchingPolicy, PassThrough, PassThroughMode, Tu
 from carpool_operator.api.model import Document, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from carpool.policy.parameters import Parameters
+    from carpool_operator.api.model import Pod, Policy
 
 VALID = 7 * 86400.0
 """Seconds that a document is valid; it is signed anew after half of them, so that the steady state writes nothing."""
@@ -58,7 +59,46 @@ def sidecar_policy(policy: BatchingPolicy) -> BatchingPolicy:
     )
 
 
-def without_modes(policy: BatchingPolicy, *, hold: bool = True) -> BatchingPolicy:
+class Upgrade:
+    """What sidecars get of a policy over an upgrade of the operator, which must change nothing that runs.
+
+    First calls go on under documents without modes. passThrough: Never would end them, at one call at a time; in older
+    sidecars Hold would, too. So Never is left out until all models are named, Hold until all sidecars are current.
+    Editing the policy includes both at once.
+    """
+
+    def __init__(self) -> None:
+        self._restored: Change | None = None
+        """The restored change, until it was compared with the policy."""
+        self._unsaid: int | None = None
+        """Generation of the policy whose modes an older operator's documents lack, while the documents continue to
+        leave them out."""
+
+    def restore(self, change: Change) -> None:
+        """Continue from the ConfigMap's content."""
+        self._restored = change
+
+    def part(
+        self, wanted: BatchingPolicy, policy: Policy, change: Change | None, pods: Sequence[Pod], *, named: bool
+    ) -> BatchingPolicy:
+        """Return the part of the ``wanted`` policy that sidecars get.
+
+        ``change``: what is published. ``named``: whether it names all models.
+        """
+        part, generation = sidecar_policy(wanted), policy.generation
+        before, self._restored = self._restored, None
+        unedited = policy.status.get("observedGeneration") == generation
+        if before is not None and unedited and _leaves_unsaid(before.policy, part):
+            self._unsaid = generation
+        if named or self._unsaid != generation:
+            self._unsaid = None
+            return part
+        of_today = bool(pods) and all(pod.current for pod in pods)
+        said = change is not None and change.policy is not None and change.policy.tuning == part.tuning
+        return _without_modes(part, hold=not (of_today or said))
+
+
+def _without_modes(policy: BatchingPolicy, *, hold: bool) -> BatchingPolicy:
     """Return the policy without modes that may end first calls; ``hold``: whether Hold ends them in these sidecars."""
     tuning, passing = policy.tuning, policy.pass_through
     return replace(
@@ -68,7 +108,7 @@ def without_modes(policy: BatchingPolicy, *, hold: bool = True) -> BatchingPolic
     )
 
 
-def leaves_unsaid(said: BatchingPolicy | None, policy: BatchingPolicy) -> bool:
+def _leaves_unsaid(said: BatchingPolicy | None, policy: BatchingPolicy) -> bool:
     """Whether a document's policy equals this one except for modes that it lacks.
 
     Operators before decision 52 wrote such documents, and so did later ones that continued from them.
@@ -101,6 +141,8 @@ class Publisher:
         self.changed_at = 0.0
         """When either was last published, on the operator's clock."""
         self._newest = 0
+        self._owed = False
+        """Whether one for all pods is needed even without new content."""
         self._reclaimed_at: float | None = None
         self._repeats: dict[str, tuple[int, float, float]] = {}
         """By pod UID: the generation it should have, when the document is sent again, and how long that delay is."""
@@ -114,11 +156,15 @@ class Publisher:
         """Record a generation that a pod has: the next one is greater."""
         self._newest = max(self._newest, generation)
 
+    def owe(self) -> None:
+        """Require a document for all pods, even without new content: some pods run something else."""
+        self._owed = True
+
     def is_due(self, now: float, wall: float) -> bool:
         """Whether a document is needed even without new parameters.
 
-        Reasons: half of its time is over, the accepted keys changed, or pods run something newer. The last are canaries
-        of a dead operator, or pods of a ConfigMap that was restored to an old state.
+        Reasons: it is owed, half of its time is over, the accepted keys changed, or pods run something newer. The last
+        are canaries of a dead operator, or pods of a ConfigMap that was restored to an old state.
         """
         change = self.change
         if change is None:
@@ -127,7 +173,7 @@ class Publisher:
             return True
         known = max(change.generation, self.trial.generation if self.trial is not None else 0)
         if self._newest <= known or (self._reclaimed_at is not None and now - self._reclaimed_at < RECLAIM):
-            return False
+            return self._owed
         self._reclaimed_at = now
         return True
 
@@ -145,7 +191,7 @@ class Publisher:
         self, now: float, wall: float, policy: BatchingPolicy, parameters: Mapping[str, Parameters]
     ) -> Document:
         """Make the document for all pods; it ends any trial."""
-        self.trial = None
+        self.trial, self._owed = None, False
         self.change = self._make(now, wall, policy, parameters)
         return Document(self._target, self.change, None)
 

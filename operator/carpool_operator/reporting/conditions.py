@@ -132,7 +132,7 @@ class Delivery(NamedTuple):
 
 def delivery(steering: Steering, view: View) -> Delivery:
     """Count the pods that run what they should."""
-    publisher, canaries = steering.publisher, steering.canaries
+    publisher, canaries = steering.publisher, steering.trials.canaries
     pods = [pod for pod in view.pods.get(steering.target, ()) if not pod.deleting]
     behind, late = [], []
     for pod in pods:
@@ -150,7 +150,7 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
     target, workload = steering.target, view.workloads[steering.target]
     what, where = f"{target.kind} {target.name}", f"kubectl -n {target.namespace}"
     resource = BY_NAME[target.kind].resource(target.name)
-    if not asks(workload) and steering.engines.pods:
+    if not asks(workload) and steering.measurements.engines.pods:
         return Finding(TRUE, "RecommendOnly", f"{what} has no sidecars: limits for its engines are recommended")
     if not asks(workload):
         return Finding(FALSE, "NotInjected", f"{what} has no sidecars: {_inject(workload, where)}")
@@ -280,7 +280,7 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
     running = any(not pod.deleting for pod in view.pods.get(steering.target, ()))
     if not view.workloads[steering.target].replicas and not running:
         return Finding(TRUE, "ScaledToZero", f"{what} has no pods: there is nothing to read")
-    engines = steering.engines
+    engines = steering.measurements.engines
     if engines.pods and view.now - engines.seen_at <= stale_after:
         return Finding(TRUE, "Available")
     if engines.pods:
@@ -324,7 +324,7 @@ def slo_met(steerings: Sequence[Steering], policy: Policy, spec: PolicySpec, bef
         for steering in steerings
         for name, learned in steering.models.items()
     }
-    streamed = {f"{each.target.name} token streams": each.streams.slo_status.met for each in steerings}
+    streamed = {f"{each.target.name} token streams": each.measurements.streams.slo_status.met for each in steerings}
     verdicts |= {name: met for name, met in streamed.items() if met is not None}
     slo = _described(spec.slo)
     lower = "slo.latency" if spec.slo.latency is not None else "slo.ttft or slo.tpot"

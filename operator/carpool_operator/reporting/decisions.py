@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from carpool_operator.api.model import Target, View
     from carpool_operator.api.status import CapacityStatus, Condition, TokenStreamsStatus
     from carpool_operator.reporting.conditions import Delivery
+    from carpool_operator.tuning.happenings import Happening
     from carpool_operator.tuning.learning import Learned
-    from carpool_operator.tuning.steering import Happening, Steering
+    from carpool_operator.tuning.steering import Steering
 
 LASTING = 60.0
 """Seconds after which a lasting state, without any action, is reported."""
@@ -208,12 +209,12 @@ class Reporter:
         for steering in steerings:
             change = steering.publisher.change
             if change is not None and EVERY in change.parameters:
-                return _as_applied(steering, EVERY, steering.every_since, change.parameters[EVERY])
+                return _as_applied(steering, EVERY, steering.models.every_since, change.parameters[EVERY])
         return None
 
 
 def _recommendation(main: _Main) -> Recommendation | None:
-    learned, trial = main.learned, main.steering.trial
+    learned, trial = main.learned, main.steering.trials.current
     decision = learned.decision
     if decision is None:
         return None
@@ -266,25 +267,25 @@ def _as_applied(steering: Steering, model: str, generation: int, parameters: Par
 
 def _target(view: View, steering: Steering, delivered: Delivery | None) -> TargetStatus:
     target, change, tried = steering.target, steering.publisher.change, steering.publisher.trial
-    workload = view.workloads.get(target)
+    trial, workload = steering.trials.current, view.workloads.get(target)
     models = [
         TargetModel(
             name=name,
             generation=learned.generation,
             parameters=learned.in_force,
             trial=None
-            if steering.trial is None or tried is None or steering.trial.model != name
+            if trial is None or tried is None or trial.model != name
             else Trial(
                 generation=tried.generation,
-                parameters=steering.trial.parameters,
-                pods=tuple(sorted(pod.name for pod in view.pods.get(target, ()) if pod.uid in steering.trial.pods)),
-                since=timestamp(steering.trial.wall),
+                parameters=trial.parameters,
+                pods=tuple(sorted(pod.name for pod in view.pods.get(target, ()) if pod.uid in trial.pods)),
+                since=timestamp(trial.wall),
             ),
         )
         for name, learned in sorted(steering.models.items())
     ]
     if not models and change is not None and EVERY in change.parameters:
-        models = [TargetModel(name=EVERY, generation=steering.every_since, parameters=change.parameters[EVERY])]
+        models = [TargetModel(name=EVERY, generation=steering.models.every_since, parameters=change.parameters[EVERY])]
     return TargetStatus(
         kind=target.kind,
         name=target.name,
@@ -298,16 +299,17 @@ def _target(view: View, steering: Steering, delivered: Delivery | None) -> Targe
 
 
 def _streams(now: float, steering: Steering) -> TokenStreamsStatus | None:
-    return steering.streams.status(now, _where(steering.target), steering.engines.limits())
+    measured = steering.measurements
+    return measured.streams.status(now, _where(steering.target), measured.engines.limits())
 
 
 def _capacity(now: float, steering: Steering) -> CapacityStatus | None:
-    cold_start = steering.cold_starts.seconds
-    return steering.load.status(now, _where(steering.target), _lowest(steering), cold_start)
+    cold_start = steering.measurements.cold_starts.seconds
+    return steering.measurements.load.status(now, _where(steering.target), _lowest(steering), cold_start)
 
 
 def _no_capacity(steering: Steering) -> NoCapacity | None:
-    name = steering.load.unmet
+    name = steering.measurements.load.unmet
     if name is None:
         return None
     learned = steering.models.get(name)

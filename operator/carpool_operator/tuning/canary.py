@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.learning.miss_test import MOST_AT_ONCE, MissTest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from carpool.exchange.decision import Decision
-    from carpool.policy.parameters import Parameters
     from carpool_operator.api.model import Pod
 
 BLAME = log(20.0)
@@ -75,59 +73,34 @@ class Answers(NamedTuple):
     misses: int
 
 
-class Trial:
-    """A trial of one model's riskier parameters on some of the pods."""
+class CanaryTest:
+    """Whether the canaries of a trial meet the SLO's ``quantile``, and whether their parameters are at fault if not."""
 
-    def __init__(
-        self,
-        model: str,
-        decision: Decision,
-        pods: Iterable[str],
-        *,
-        since: float,
-        wall: float,
-        quantile: float,
-        min_requests: int,
-        beyond: int = 0,
-    ) -> None:
-        """``beyond``: rows of the largest well measured batch below the explored size."""
-        self.model = model
-        self.beyond = beyond
-        self.decision = decision
-        """The decision that began the trial."""
-        self.pods = frozenset(pods)
-        """UIDs."""
-        self.since = since
-        self.wall = wall
-        """Start of the trial, in seconds since the epoch."""
-        self._min_requests = min_requests
+    def __init__(self, quantile: float, min_requests: int) -> None:
+        """``min_requests``: of the canaries, before they can be promoted as soon as the target is met."""
         self._quantile = quantile
+        self._min_requests = min_requests
         self._own = MissTest(quantile)
         self._rest = MissTest(quantile)
         self._rest_alarmed = False
         self._compared = Comparison()
-        self.heard = False
+        self._heard = False
         """Whether anything was counted on a canary that runs the trial's parameters."""
         self._looks = 0
-
-    @property
-    def parameters(self) -> Parameters:
-        """The trial's parameters."""
-        return self.decision.parameters
 
     def observe(self, canaries: Answers | None, others: Answers | None) -> None:
         """Add the counts of pods that ran the right configuration for the whole interval; ``None``: no such pods."""
         self._looks += 1
         if canaries is not None:
-            self.heard = True
+            self._heard = True
             self._own.observe(*canaries)
         if others is not None:
             self._rest_alarmed |= self._rest.observe(*others)
         if canaries is not None and others is not None:
             self._compared.observe(sum(canaries), canaries.misses, sum(others), others.misses)
 
-    def verdict(self, now: float) -> tuple[Verdict, str]:
-        """Return the trial's result, and why."""
+    def verdict(self, lasted: float) -> tuple[Verdict, str]:
+        """Return the result, and why, of a trial that ``lasted`` so many seconds."""
         own, others = self._own, self._compared.others
         counted = f"{own.misses} of {own.requests} requests missed on the canaries"
         if own.alarmed:
@@ -137,10 +110,10 @@ class Trial:
                 return Verdict.RETURN, f"{counted}, but the other pods miss as many: the cause is elsewhere"
         elif own.requests >= self._min_requests and own.is_met:
             return Verdict.PROMOTE, counted
-        if now - self.since < LONGEST or (not self.heard and self._looks < LOOKS):
+        if lasted < LONGEST or (not self._heard and self._looks < LOOKS):
             return Verdict.CONTINUE, ""
-        if not self.heard:
-            return Verdict.RETURN, f"no canary reported that it runs them within {now - self.since:.0f} s"
+        if not self._heard:
+            return Verdict.RETURN, f"no canary reported that it runs them within {lasted:.0f} s"
         if own.misses <= (1 - self._quantile) * own.requests:
             # With little traffic nothing is ever proven, and little can go wrong: the forecast decides, and the
             # sidecars' own test continues.
@@ -148,15 +121,17 @@ class Trial:
         return Verdict.RETURN, f"{counted} in {LONGEST:.0f} s: too many to continue, too few for a verdict"
 
 
-def choose(pods: Sequence[Pod], template_hash: str | None, percent: int) -> list[str]:
-    """Choose canaries among ready pods of the present template: a share rounded up, in order of UID, never all of them.
+def able(pods: Sequence[Pod], template_hash: str | None) -> list[str]:
+    """Return the UIDs, sorted, of the pods that can be canaries: ready ones of the present template."""
+    return sorted(pod.uid for pod in pods if pod.ready and not pod.deleting and pod.template_hash == template_hash)
 
-    Returns no UIDs where there are fewer than two such pods.
+
+def choose(pods: Sequence[str], percent: int) -> list[str]:
+    """Choose canaries: a share of those ``able``, rounded up, in order of UID, never all of them.
+
+    Returns no UIDs where fewer than two are.
     """
-    able = sorted(pod.uid for pod in pods if pod.ready and not pod.deleting and pod.template_hash == template_hash)
-    if len(able) < 2:
-        return []
-    return able[: min(ceil(len(able) * percent / 100), len(able) - 1)]
+    return [*pods[: min(ceil(len(pods) * percent / 100), len(pods) - 1)]] if pods else []
 
 
 RETRY = 60.0

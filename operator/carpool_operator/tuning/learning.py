@@ -87,8 +87,6 @@ class Learned:
         self.decision: Decision | None = None
         self.decided = False
         """Whether its parameters were chosen: then a document names the model, and that ends first calls."""
-        self.replaced: set[str] = set()
-        """UIDs of the pods that reported a replaced model, since the model was last forgotten."""
         self._led_to: Parameters | None = None
         """Parameters that first calls led to on most pods except canaries, as last read."""
         self._policy = policy
@@ -120,7 +118,6 @@ class Learned:
     def forget(self) -> None:
         """Learn anew, from the present parameters, because the model was replaced."""
         self.tuner = Tuner(self._policy, self._model, self.parameters)
-        self.replaced.clear()
 
     def adopt(self, parameters: Parameters) -> None:
         """Set the parameters."""

@@ -133,7 +133,7 @@ def test_what_is_over_is_replaced_although_no_other_reason_lasts():
     steering = SimpleNamespace(
         target=Target("shop", "Deployment", "resnet"),
         models={"": learned},
-        trial=None,
+        trials=SimpleNamespace(current=None),
         trust=SimpleNamespace(blind=None),
     )
 

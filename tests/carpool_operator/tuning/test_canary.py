@@ -5,16 +5,22 @@ from random import Random
 import pytest
 from fleets import pod_of
 
-from carpool.exchange.decision import Decision, Reason
-from carpool.policy.parameters import Parameters
-from carpool_operator.tuning.canary import LONGEST, LOOKS, RETRY, Answers, Comparison, Patience, Trial, Verdict, choose
-
-NEXT = Parameters(max_batch=64)
+from carpool_operator.tuning.canary import (
+    LONGEST,
+    LOOKS,
+    RETRY,
+    Answers,
+    CanaryTest,
+    Comparison,
+    Patience,
+    Verdict,
+    able,
+    choose,
+)
 
 
 def trial(*, min_requests=300):
-    decision = Decision(NEXT, change=True, reason=Reason.SAVES_DEVICE_TIME, message="")
-    return Trial("resnet", decision, ["a"], since=0.0, wall=0.0, quantile=0.99, min_requests=min_requests)
+    return CanaryTest(0.99, min_requests)
 
 
 def play(one, canaries, others, *, missing, others_missing, seed=1, until=400.0):
@@ -128,13 +134,13 @@ def test_the_comparison_is_of_rates_not_of_counts():
     ("pods", "percent", "canaries"), [(1, 10, 0), (2, 10, 1), (2, 50, 1), (10, 10, 1), (11, 10, 2), (40, 50, 20)]
 )
 def test_how_many_are_canaries(pods, percent, canaries):
-    assert len(choose([pod_of(index) for index in range(pods)], "one", percent)) == canaries
+    assert len(choose(able([pod_of(index) for index in range(pods)], "one"), percent)) == canaries
 
 
 def test_who_may_be_a_canary():
     pods = [pod_of(0, ready=False), pod_of(1, deleting=True), pod_of(2, template_hash="old"), pod_of(3), pod_of(4)]
-    assert choose(pods, "one", 50) == ["resnet-uid-3"]
-    assert choose(pods[:4], "one", 50) == []
+    assert choose(able(pods, "one"), 50) == ["resnet-uid-3"]
+    assert choose(able(pods[:4], "one"), 50) == []
 
 
 def test_patience_grows_with_every_trial_that_came_to_nothing():

@@ -133,7 +133,5 @@ def test_forecasts_are_written_as_people_read_them_and_infinite_ones_not_at_all(
 def test_forgetting_keeps_what_runs():
     learned = Learned(0.0, POLICY, None, Parameters(max_batch=16), met=None)
     step(learned, 2.0)
-    learned.replaced.add("pod")
     learned.forget()
     assert learned.tuner.parameters == Parameters(max_batch=16)
-    assert not learned.replaced

@@ -437,10 +437,10 @@ def test_a_trial_ends_with_the_load_it_was_for():
 )
 def test_a_trial_ends_with_any_fall_once_requests_are_to_pass_and_else_with_half_of_the_load(share, passes, ends):
     steering = held_trial().controller._steerings[RESNET]
-    began = steering.trial.decision
+    began = steering.trials.current.decision
     wanted = Parameters(max_batch=began.parameters.max_batch + 1, pass_through=passes)
-    steering._outlive("", replace(began, rate=share * began.rate, parameters=wanted, change=True))
-    assert (steering.trial is None) is ends
+    steering.trials.outlive("", replace(began, rate=share * began.rate, parameters=wanted, change=True))
+    assert (steering.trials.current is None) is ends
 
 
 def test_nobody_gets_at_once_what_a_lost_canary_was_trying():
