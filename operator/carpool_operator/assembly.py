@@ -23,7 +23,8 @@ from carpool_operator.cluster.writing import Backoff, NotLeading, Writer
 from carpool_operator.controller import Controller
 from carpool_operator.delivery.publishing import ConfigMaps, Pusher
 from carpool_operator.delivery.signing import BadKey, Signer, obtain, refresh
-from carpool_operator.loop import Loop, Parts
+from carpool_operator.loop.parts import Parts
+from carpool_operator.loop.passes import Loop
 from carpool_operator.reporting.events import Recorder
 from carpool_operator.reporting.health import Health
 from carpool_operator.reporting.inspection import Inspector

@@ -17,7 +17,6 @@ from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
 
 from carpool.exchange.change import Change, read_change
 from carpool.policy.parameters import Parameters
-from carpool_operator import loop
 from carpool_operator.api.injection import STANDBY
 from carpool_operator.api.model import Document, Event, Missed, Outcome, Target
 from carpool_operator.cluster.fleet import Fleet, Sync
@@ -25,7 +24,9 @@ from carpool_operator.cluster.kube import ApiError
 from carpool_operator.cluster.writing import Backoff, Writer
 from carpool_operator.delivery.publishing import ConfigMaps, Pusher
 from carpool_operator.delivery.signing import Signer, new_key
-from carpool_operator.loop import Loop, Parts
+from carpool_operator.loop import passes
+from carpool_operator.loop.parts import Parts
+from carpool_operator.loop.passes import Loop, apart
 from carpool_operator.reporting.events import Recorder
 from carpool_operator.reporting.inspection import Inspector
 from carpool_operator.reporting.metrics import Metrics
@@ -164,8 +165,8 @@ class World:
 
     async def written(self):
         """Wait for what passes began and do not wait for: they end once all policies were looked at."""
-        while self.loop._busy:
-            await asyncio.wait(set(self.loop._busy.values()))
+        while self.loop._tasks.running:
+            await asyncio.wait(set(self.loop._tasks.running.values()))
 
     def end_state(self):
         """What is there in the end, without what differs between any two lives; Events are for people, and may get
@@ -464,10 +465,10 @@ async def test_a_workload_that_is_gone_is_forgotten_once_it_has_neither_pods_nor
     world.api.remove(*POLICY, "p")
     world.api.remove(*DEPLOYMENT, "web")
     await releases(world, 2)
-    assert world.loop._releases.had(WEB)
+    assert world.loop._releasing.releases.had(WEB)
     world.api.remove(*POD, "web-1")
     await releases(world, 2)
-    assert not world.loop._releases.had(WEB)
+    assert not world.loop._releasing.releases.had(WEB)
 
 
 async def test_nothing_is_released_that_may_have_a_policy_or_never_had_one(world):
@@ -600,7 +601,7 @@ async def test_one_made_by_hand_while_its_namesake_is_deleted_is_seen(world):
     world.api.put(*POLICY, policy("deployment-other", "other"))
     await world.look()
     stall.set()
-    await asyncio.gather(*world.loop._busy.values())
+    await asyncio.gather(*world.loop._tasks.running.values())
 
     assert world.fleet.policies.get(Key("ns", "deployment-other")) is not None
 
@@ -684,14 +685,14 @@ async def test_what_a_pass_has_no_time_for_comes_first_in_the_next(world, monkey
     assert len(world.steps) == 4
     await world.passes(1)
     assert looks() == [0, 0, 1, 1]  # the second begins at 7 s of 10
-    assert world.loop._left_out
+    assert world.loop._budget.left_out
     await world.passes(1)
     assert looks() == [1, 1, 1, 1]
     hurried = [made.views[-1].hurried for made in world.steps]
     assert sorted(hurried) == [False, False, True, True]  # by the first of these passes, and by the second
     monkeypatch.setattr(Steps, "step", step)
     await world.passes(1)
-    assert not world.loop._left_out
+    assert not world.loop._budget.left_out
     await world.passes(1)
     assert not any(made.views[-1].hurried for made in world.steps)
 
@@ -701,7 +702,7 @@ async def test_what_a_pass_has_no_time_for_comes_first_in_the_next(world, monkey
     [(0.5, False, 2.0), (6.0, False, 12.0), (10.0, True, 11.0), (0.5, True, 2.0)],
 )
 def test_passes_take_half_a_core_and_a_whole_one_while_policies_are_left_out(cpu, left_out, expected):
-    assert loop.apart(2.0, cpu, left_out=left_out) == pytest.approx(expected)
+    assert apart(2.0, cpu, left_out=left_out) == pytest.approx(expected)
 
 
 async def test_a_decision_that_never_ends_is_no_progress(world, monkeypatch):
@@ -710,14 +711,14 @@ async def test_a_decision_that_never_ends_is_no_progress(world, monkeypatch):
     assert world.loop.progress == world.now - 2.0
     (endless,) = [each for each in world.steps if each.views[-1].policy.name == "p"]
     begun, go_on, step = world.now, threading.Event(), endless.step
-    monkeypatch.setattr(loop, "PATIENCE", 0.05)
+    monkeypatch.setattr(passes, "PATIENCE", 0.05)
     monkeypatch.setattr(endless, "step", lambda view: step(view) if go_on.wait() else None)
     try:
         await world.passes(5)
         assert world.loop.progress <= begun + 2.0
     finally:
         go_on.set()
-    await asyncio.gather(*world.loop._busy.values())
+    await asyncio.gather(*world.loop._tasks.running.values())
     await world.passes(1)
 
     assert world.loop.progress >= begun + 10.0
@@ -735,7 +736,7 @@ async def test_a_prometheus_that_hangs_holds_up_no_policy_but_its_own(world, mon
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     body = policy("hangs", "web2")
     body["spec"]["metrics"] = {"source": "Prometheus", "prometheus": {"url": url}}
-    monkeypatch.setattr(loop, "PATIENCE", 0.05)
+    monkeypatch.setattr(passes, "PATIENCE", 0.05)
     world.loop._slots = asyncio.Semaphore(1)
     world.api.put(*POLICY, body)
     world.api.put(*POD, pod("web2-1", "web2"))
@@ -746,9 +747,9 @@ async def test_a_prometheus_that_hangs_holds_up_no_policy_but_its_own(world, mon
     await world.passes(1)
     await world.api.until(lambda: status(world.api))
 
-    assert Key("ns", "hangs") in world.loop._busy
+    assert Key("ns", "hangs") in world.loop._tasks.running
     hang.set()
-    await asyncio.gather(*world.loop._busy.values())
+    await asyncio.gather(*world.loop._tasks.running.values())
     server.close()
     await server.wait_closed()
 

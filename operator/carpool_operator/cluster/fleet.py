@@ -183,6 +183,12 @@ class Fleet:
         elif self._mine(key.namespace):
             self._caches[kind].put(key, version, value)
 
+    def took(self, body: bytes) -> RawPolicy:
+        """Record a policy as the server returned it after a write; its event comes later."""
+        raw: RawPolicy = KINDS[POLICIES].kept.one.decode(body)
+        self.seen(POLICIES, raw.metadata.key, raw.metadata.version, raw.policy())
+        return raw
+
     def alive(self, kind: str) -> None:
         """Record that the watch works, unless the cluster does not have the kind."""
         if kind in self.last_event:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool_operator.api.model import LONGEST_NOTE
 from carpool_operator.cluster.kube import ApiError, path_of
+from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
-    from carpool_operator.api.model import Event
+    from carpool_operator.api.model import Event, Workload
     from carpool_operator.cluster.writing import Writer
 
 API = "events.k8s.io/v1"
@@ -38,6 +39,12 @@ class About(NamedTuple):
     namespace: str
     name: str
     uid: str
+
+    @classmethod
+    def of(cls, workload: Workload) -> About:
+        """Return a workload as the object of an event."""
+        target = workload.target
+        return cls(BY_NAME[target.kind].api, target.kind, target.namespace, target.name, workload.uid)
 
 
 class _Waiting(NamedTuple):

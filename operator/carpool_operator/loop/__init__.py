@@ -1,0 +1,1 @@
+"""The leader's loop: what a pass reads, decides and does."""
