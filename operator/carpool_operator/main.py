@@ -51,38 +51,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     options.add_argument("--version", action="version", version=f"%(prog)s {version('carpool-serving')}")
-    options.add_argument(
-        "--watch-namespace",
-        action="append",
-        default=[],
-        metavar="NAMESPACE",
-        help="look at this namespace only; repeat it for several (default: all)",
-    )
-    options.add_argument(
-        "--namespace",
-        default=os.environ.get("POD_NAMESPACE", "carpool-system"),
-        help="where its own Lease, Secret and ConfigMap are (default: $POD_NAMESPACE, else carpool-system)",
-    )
-    options.add_argument(
-        "--lease-name",
-        default="carpool-operator",
-        metavar="NAME",
-        help="of the Lease; that of a shard ends in -INDEX-of-COUNT (default: carpool-operator)",
-    )
-    options.add_argument(
-        "--shard",
-        type=_shard,
-        default=Shard(),
-        metavar="INDEX/COUNT",
-        help="look after the namespaces of this shard only, counted from 0: 0/2 and 1/2 share a cluster, each with a "
-        "Lease of its own (default: 0/1, all namespaces)",
-    )
-    options.add_argument(
-        "--identity",
-        default=os.environ.get("POD_NAME") or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
-        metavar="NAME",
-        help="its name in the Lease and in Events (default: $POD_NAME, else the host's name and a random number)",
-    )
+    _add_places(options)
     options.add_argument(
         "--interval",
         type=_duration,
@@ -116,6 +85,42 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--kubeconfig", metavar="FILE", help="outside a cluster: how to reach it")
     options.add_argument("--log-level", choices=LEVELS, default="Info", help="least severe lines (default: Info)")
     return options
+
+
+def _add_places(options: argparse.ArgumentParser) -> None:
+    """Add where it works: the namespaces that it watches, and its own objects."""
+    options.add_argument(
+        "--watch-namespace",
+        action="append",
+        default=[],
+        metavar="NAMESPACE",
+        help="look at this namespace only; repeat it for several (default: all)",
+    )
+    options.add_argument(
+        "--namespace",
+        default=os.environ.get("POD_NAMESPACE", "carpool-system"),
+        help="where its own Lease, Secret and ConfigMap are (default: $POD_NAMESPACE, else carpool-system)",
+    )
+    options.add_argument(
+        "--lease-name",
+        default="carpool-operator",
+        metavar="NAME",
+        help="of the Lease; that of a shard ends in -INDEX-of-COUNT (default: carpool-operator)",
+    )
+    options.add_argument(
+        "--shard",
+        type=_shard,
+        default=Shard(),
+        metavar="INDEX/COUNT",
+        help="look after the namespaces of this shard only, counted from 0: 0/2 and 1/2 share a cluster, each with a "
+        "Lease of its own (default: 0/1, all namespaces)",
+    )
+    options.add_argument(
+        "--identity",
+        default=os.environ.get("POD_NAME") or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+        metavar="NAME",
+        help="its name in the Lease and in Events (default: $POD_NAME, else the host's name and a random number)",
+    )
 
 
 def _duration(text: str) -> Duration:

@@ -15,7 +15,7 @@ from carpool_operator.workloads.metadata import Key
 from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from carpool_operator.api.model import Namespace, Policy, Target, Workload
     from carpool_operator.cluster.cache import Cache
@@ -109,27 +109,12 @@ class AnnotatedPolicies:
         wanted: set[Key] = set()
         of = {each.name: each for each in namespaces}
         for workload in workloads:
-            own, template, target = workload.annotations, workload.template_annotations, workload.target
-            if not own and not template:
+            target, there = workload.target, of.get(workload.target.namespace)
+            if not workload.annotations and not workload.template_annotations:
                 continue
-            read = self._known.get(target)
-            there = of.get(target.namespace)
-            defaults = self._defaults_of(there)
-            if read is None or (read.own, read.template, read.defaults) != (own, template, defaults):
-                wish = names.read(target.kind, target.name, own, defaults)
-                # KServe copies a workload's own annotations to its pods, so these are correct there.
-                here = dict(template.items() - own.items())
-                read = _Read(own, template, defaults, wish, names.misplaced(here))
-            known[target] = read
-            wish = read.wish
-            plan.events.extend((workload, Event(True, ANNOTATION_INVALID, problem)) for problem in wish.problems)
-            if there is not None and names.asks(own):
-                plan.events.extend(
-                    (workload, Event(True, DEFAULT_INVALID, f"of the namespace: {problem}"))
-                    for problem in there.problems
-                )
-            plan.events.extend((workload, Event(True, TEMPLATE_ANNOTATION, problem)) for problem in read.misplaced)
-            key = Key(target.namespace, names.policy_name(target.kind, target.name))
+            read = known[target] = self._read(workload, there)
+            plan.events.extend((workload, problem) for problem in _problems(read, there))
+            wish, key = read.wish, Key(target.namespace, names.policy_name(target.kind, target.name))
             if wish.problems:
                 wanted.add(key)
             if wish.spec is None or (wish.by_default and target in claimed):
@@ -163,11 +148,25 @@ class AnnotatedPolicies:
         )
         return plan
 
-    def _defaults_of(self, namespace: Namespace | None) -> dict[str, str]:
-        """Return the defaults in a namespace. If it has its own SLO, none of the cluster's percentiles apply."""
-        if namespace is None:
-            return self._defaults
-        return names.merged(self._defaults, namespace.defaults)
+    def _read(self, workload: Workload, namespace: Namespace | None) -> _Read:
+        """Read a workload's annotations, unless they and the defaults in its namespace are the same as before."""
+        own, template, target = workload.annotations, workload.template_annotations, workload.target
+        # If the namespace has its own SLO, none of the cluster's percentiles apply.
+        defaults = self._defaults if namespace is None else names.merged(self._defaults, namespace.defaults)
+        read = self._known.get(target)
+        if read is not None and (read.own, read.template, read.defaults) == (own, template, defaults):
+            return read
+        wish = names.read(target.kind, target.name, own, defaults)
+        # KServe copies a workload's own annotations to its pods, so these are correct there.
+        return _Read(own, template, defaults, wish, names.misplaced(dict(template.items() - own.items())))
+
+
+def _problems(read: _Read, namespace: Namespace | None) -> Iterator[Event]:
+    """Return Events for the problems of a workload's annotations, and of its namespace's if it depends on these."""
+    yield from (Event(True, ANNOTATION_INVALID, problem) for problem in read.wish.problems)
+    if namespace is not None and names.asks(read.own):
+        yield from (Event(True, DEFAULT_INVALID, f"of the namespace: {problem}") for problem in namespace.problems)
+    yield from (Event(True, TEMPLATE_ANNOTATION, problem) for problem in read.misplaced)
 
 
 async def keep(writer: Writer, wish: Keep) -> bytes:

@@ -168,9 +168,25 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
         # Where something keeps the newest template from pods, a restart does not give them a sidecar.
         fix = workload.held_back or _restart(workload)
         return Finding(FALSE, "Missed", f"{listed} of {what} started without a sidecar: {fix}")
-    elsewhere = _elsewhere(workload, view, where)
-    if elsewhere is not None:
-        return elsewhere
+    wrong = _elsewhere(workload, view, where) or _undelivered(steering, view, delivered, where)
+    if wrong is not None:
+        return wrong
+    if not delivered.injected:
+        if workload.replicas == 0:
+            return Finding(TRUE, "ScaledToZero", f"{what} has no pods")
+        return Finding(UNKNOWN, "NoPods", f"{what} has no pod with a sidecar yet: {where} describe {resource}")
+    if delivered.behind and not before:
+        return Finding(UNKNOWN, "Pending", f"{what}: the first configuration is on its way")
+    bypassed = _messages(view, [target], SERVICE_BYPASSED)
+    if bypassed:
+        return Finding(TRUE, SERVICE_BYPASSED, _joined(bypassed))
+    return Finding(TRUE, "Programmed")
+
+
+def _undelivered(steering: Steering, view: View, delivered: Delivery, where: str) -> Finding | None:
+    """Report pods that reject the newest document, can't use it, or have not said in time that it runs."""
+    target, workload = steering.target, view.workloads[steering.target]
+    what = f"{target.kind} {target.name}"
     # A starting pod finds the document in its ConfigMap; a document published right now has not been rejected yet.
     expected = view.pods.get(target, ()) if steering.publisher.changed_at < view.now else ()
     pods = {pod.uid: pod.name for pod in expected if pod.ready}
@@ -207,16 +223,7 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
             f"{names(delivered.late)} of {what} did not say that the newest configuration runs{why}: "
             f"{where} logs {name} -c carpool",
         )
-    if not delivered.injected:
-        if workload.replicas == 0:
-            return Finding(TRUE, "ScaledToZero", f"{what} has no pods")
-        return Finding(UNKNOWN, "NoPods", f"{what} has no pod with a sidecar yet: {where} describe {resource}")
-    if delivered.behind and not before:
-        return Finding(UNKNOWN, "Pending", f"{what}: the first configuration is on its way")
-    bypassed = _messages(view, [target], SERVICE_BYPASSED)
-    if bypassed:
-        return Finding(TRUE, SERVICE_BYPASSED, _joined(bypassed))
-    return Finding(TRUE, "Programmed")
+    return None
 
 
 def _inject(workload: Workload, where: str) -> str:

@@ -9,6 +9,7 @@ reports.
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from math import inf, isfinite
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -166,6 +167,17 @@ class Seen(Struct):
     streams: bytes = b""
     """Its token streams as MessagePack; ``b""`` where it has none."""
 
+    def record(self, reading: Reading, report: Report) -> None:
+        """Record a good reading."""
+        self.at, self.note = reading.at, reading.note
+        self.generation, self.running = report.generation, report.running
+        self.change_error = report.change_error or ""
+        self.uptime, self.stalled = report.uptime_seconds, report.stalls.seconds
+        self.replaced = {name: lane.replaced for name, lane in report.lanes.items()}
+        self.counters = msgspec.msgpack.encode(report.stats)
+        streams = report.token_streams
+        self.streams = msgspec.msgpack.encode(streams) if streams.arrivals or streams.models else b""
+
 
 class Gathered(NamedTuple):
     """The result of a fleet's readings."""
@@ -250,27 +262,14 @@ class Evidence:
         seen.error = self._wrong(report)
         if seen.error:
             return None
-        seen.at = reading.at
-        before, running = seen.counters, seen.running
-        earlier = msgspec.msgpack.decode(before, type=Stats) if before else None
-        uptime, stalled = seen.uptime, seen.stalled
-        replaced = {
-            name
-            for name, lane in report.lanes.items()
-            if name in seen.replaced and lane.replaced != seen.replaced[name]
-        }
-        seen.generation, seen.running = report.generation, report.running
-        seen.change_error = report.change_error or ""
-        seen.uptime, seen.stalled = report.uptime_seconds, report.stalls.seconds
-        seen.replaced = {name: lane.replaced for name, lane in report.lanes.items()}
-        seen.counters = msgspec.msgpack.encode(report.stats)
-        streams_before, seen.streams = seen.streams, _packed(report.token_streams)
-        note_before, seen.note = seen.note, reading.note
+        before = copy(seen)
+        seen.record(reading, report)
         gathered.rolled_back.extend((uid, each) for each in report.rolled_back)
-        if earlier is None:
+        if not before.counters:
             return None
+        earlier = msgspec.msgpack.decode(before.counters, type=Stats)
         seconds = report.stats.at - earlier.at
-        if report.uptime_seconds - uptime < seconds - CLOCKS_APART:
+        if report.uptime_seconds - before.uptime < seconds - CLOCKS_APART:
             # Another process: its counters began at 0, at an unknown time.
             return None
         if seconds <= 0:
@@ -283,21 +282,25 @@ class Evidence:
         if seen.error:
             seen.counters = b""  # it is unknown which of the two is wrong, so the next one is compared with neither
             return None
+        replaced = {
+            name for name, count in seen.replaced.items() if name in before.replaced and count != before.replaced[name]
+        }
         gathered.replaced.extend((uid, name) for name in sorted(replaced))
         for name in replaced & models.keys():
             # Some of these service times belong to the other model.
             models[name] = replace(models[name], cells=[])
         # Token streams that were left out have no previous counts.
-        streams = None if note_before else _streams(streams_before, report.token_streams, seconds)
+        streams = None if before.note else _streams(before.streams, report.token_streams, seconds)
+        stalled = report.stalls.seconds - before.stalled
         return Sample(
             uid=uid,
-            generation=report.running if report.running == running else 0,
+            generation=report.running if report.running == before.running else 0,
             seconds=seconds,
-            stalled=report.stalls.seconds - stalled > STALLED_SHARE * seconds,
+            stalled=stalled > STALLED_SHARE * seconds,
             models=models,
             passing={name: lane.pass_through for name, lane in report.lanes.items()},
             queued_rows=report.queue.rows,
-            paused=max(report.stalls.seconds - stalled, 0.0),
+            paused=max(stalled, 0.0),
             device_busy=since.device_busy,
             capacities=_capacities(report),
             streams=streams,
@@ -332,10 +335,6 @@ class Evidence:
                 if not (_real(busy) and _real(squared)) or min(cell[:5]) < 0:
                     return f"its service times are no numbers (model {name!r})"
         return ""
-
-
-def _packed(streams: TokenStreams) -> bytes:
-    return msgspec.msgpack.encode(streams) if streams.arrivals or streams.models else b""
 
 
 def _streams(before: bytes, after: TokenStreams, seconds: float) -> StreamSample | None:

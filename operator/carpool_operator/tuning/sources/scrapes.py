@@ -266,25 +266,7 @@ def _report(scrape: Scrape, at: float, before: Scrape, *, whole: bool) -> Scrape
 
     Raises ``UnusableError`` where it is incomplete, or has impossible counter values.
     """
-    for (name, _), value in scrape.items():
-        if name not in streams.PASSING and (not isfinite(value) or value < 0):
-            raise UnusableError(f"{name} is {value:g}, which no sidecar writes: it comes from a rule or proxy")
-    # Within one process no series ends: a series of the previous scrape that is missing has not arrived yet.
-    if before.get(_START) == scrape.get(_START):
-        passing = streams.PASSING if whole else streams.OWN.keys()
-        for name, own in (key for key in before.keys() - scrape.keys() if key[0] not in passing):
-            raise UnusableError(f"{name}{list(own)} is missing from the last scrape: samples arrive in part")
-    missing = [name for name in OF_THE_PROCESS if (name, ()) not in scrape]
-    models = sorted({own[0] for name, own in scrape if own and name not in streams.OWN})
-    missing += [
-        f"{name}{{model={model!r}}}" for name in OF_A_MODEL for model in models if (name, (model,)) not in scrape
-    ]
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise UnusableError(
-            f"there is no {', '.join(missing[:3])}{more}: metric relabeling drops them, or samples arrive in part"
-        )
-
+    models = _models(scrape, before, whole=whole)
     streamed, note = TokenStreams(), ""
     try:
         streamed = streams.read(scrape)
@@ -322,6 +304,32 @@ def _report(scrape: Scrape, at: float, before: Scrape, *, whole: bool) -> Scrape
         stalls=Stalls(count(scrape, "carpool_host_stalls_total", ()), of_process("carpool_host_stall_seconds_total")),
     )
     return Scraped(report, note)
+
+
+def _models(scrape: Scrape, before: Scrape, *, whole: bool) -> list[str]:
+    """Return the models of a scrape that is complete, its token streams included if they have to be ``whole``.
+
+    Raises ``UnusableError``.
+    """
+    for (name, _), value in scrape.items():
+        if name not in streams.PASSING and (not isfinite(value) or value < 0):
+            raise UnusableError(f"{name} is {value:g}, which no sidecar writes: it comes from a rule or proxy")
+    # Within one process no series ends: a series of the previous scrape that is missing has not arrived yet.
+    if before.get(_START) == scrape.get(_START):
+        passing = streams.PASSING if whole else streams.OWN.keys()
+        for name, own in (key for key in before.keys() - scrape.keys() if key[0] not in passing):
+            raise UnusableError(f"{name}{list(own)} is missing from the last scrape: samples arrive in part")
+    missing = [name for name in OF_THE_PROCESS if (name, ()) not in scrape]
+    models = sorted({own[0] for name, own in scrape if own and name not in streams.OWN})
+    missing += [
+        f"{name}{{model={model!r}}}" for name in OF_A_MODEL for model in models if (name, (model,)) not in scrape
+    ]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise UnusableError(
+            f"there is no {', '.join(missing[:3])}{more}: metric relabeling drops them, or samples arrive in part"
+        )
+    return models
 
 
 _START: Key = (STARTED, ())
