@@ -231,6 +231,11 @@ class World:
         if self.durable is not None:
             self.controller.restore(RESNET, self.durable)
 
+    def spoil(self, spoil):
+        """Change what all pods report."""
+        for each in self.pods:
+            each.spoil = spoil
+
     def edit(self, wanted):
         self.policy = replace(self.policy, spec=wanted, generation=self.policy.generation + 1)
 
@@ -310,6 +315,14 @@ class World:
 
     def documents(self, start=0.0):
         return [document for at, document in self.log if at >= start]
+
+    def applied(self):
+        """Documents for all pods, as (when, parameters of the one model)."""
+        return [
+            (at, document.change.parameters.get("", document.change.parameters[EVERY]))
+            for at, document in self.log
+            if document.pods is None
+        ]
 
     def reasons(self, start=0.0):
         return [event.reason for at, event in self.events if at >= start]
