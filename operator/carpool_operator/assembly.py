@@ -237,7 +237,7 @@ class Operator:
                 await loop.run(self._settings.interval)
             finally:
                 await _ended(refresh)
-                await loop.end(FINISH)
+                await loop.tasks.end(FINISH)
                 self._loop = None
                 steps.shutdown(wait=False, cancel_futures=True)
 

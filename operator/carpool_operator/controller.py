@@ -71,14 +71,14 @@ class Controller:
             self._reporter = Reporter(self._before)
             self._conditions = self._before.conditions
             for said in self._before.targets:
-                self._autoscalers[Target(policy.namespace, said.kind, said.name)] = said.autoscaler
-                steering = self._steerings.get(Target(policy.namespace, said.kind, said.name))
+                target = Target(policy.namespace, said.kind, said.name)
+                self._autoscalers[target] = said.autoscaler
+                steering = self._steerings.get(target)
                 if steering is not None:
                     steering.models.recall(said.models)
                     self._recall_streams(steering)
-                    where = f"{said.kind}/{said.name}"
                     for each in self._before.capacity:
-                        if each.target == where:
+                        if each.target == target.local:
                             steering.measurements.load.recall(each)
         spec = policy.spec
         if spec is None:
@@ -115,9 +115,8 @@ class Controller:
 
     def _recall_streams(self, steering: Steering) -> None:
         """Restore a target's token streams from a status."""
-        where = f"{steering.target.kind}/{steering.target.name}"
         for said in () if self._before is None else self._before.token_streams:
-            if said.target == where:
+            if said.target == steering.target.local:
                 steering.measurements.streams.recall(said)
                 steering.measurements.engines.recall(said.recommended)
 

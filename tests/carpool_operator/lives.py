@@ -158,8 +158,8 @@ class World:
 
     async def written(self):
         """Wait for what passes began and do not wait for: they end once all policies were looked at."""
-        while self.loop._tasks.running:
-            await asyncio.wait(set(self.loop._tasks.running.values()))
+        while self.loop.tasks.running:
+            await asyncio.wait(set(self.loop.tasks.running.values()))
 
     def end_state(self):
         """What is there in the end, without what differs between any two lives; Events are for people, and may get

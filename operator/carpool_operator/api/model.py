@@ -24,6 +24,11 @@ class Target(NamedTuple):
     def __str__(self) -> str:
         return f"{self.namespace}/{self.kind}/{self.name}"
 
+    @property
+    def local(self) -> str:
+        """Its name within the namespace: ``Deployment/resnet``."""
+        return f"{self.kind}/{self.name}"
+
 
 class Workload(Struct, frozen=True, kw_only=True):
     """A Deployment, or another kind of the registry (``carpool_operator.workloads``)."""

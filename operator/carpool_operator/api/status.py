@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from carpool.policy.durations import Duration
+from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
 
 MAX_HISTORY = 10
@@ -23,6 +23,20 @@ class Said(Struct, rename="camel", frozen=True, kw_only=True, omit_defaults=True
 
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 """RFC 3339, UTC."""
+
+
+LONGEST = 99999 * 3600.0
+"""Longest duration that can be written, in seconds: forecasts of an overload are infinite."""
+
+
+def figure(value: float) -> float:
+    """Round to three digits for readers."""
+    return float(f"{value:.3g}")
+
+
+def duration(seconds: float | None) -> Duration | None:
+    """Round to three digits; ``None`` for what is unknown or too long to be written."""
+    return None if seconds is None or seconds > LONGEST else Duration(whole_microseconds(figure(seconds)))
 
 
 class ConditionType(StrEnum):

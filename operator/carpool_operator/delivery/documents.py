@@ -67,16 +67,12 @@ class Upgrade:
     Editing the policy includes both at once.
     """
 
-    def __init__(self) -> None:
-        self._restored: Change | None = None
-        """The restored change, until it was compared with the policy."""
+    def __init__(self, restored: Change | None = None) -> None:
+        self._restored = restored
+        """The ConfigMap's content, until it was compared with the policy."""
         self._unsaid: int | None = None
         """Generation of the policy whose modes an older operator's documents lack, while the documents continue to
         leave them out."""
-
-    def restore(self, change: Change) -> None:
-        """Continue from the ConfigMap's content."""
-        self._restored = change
 
     def part(
         self, wanted: BatchingPolicy, policy: Policy, change: Change | None, pods: Sequence[Pod], *, named: bool
@@ -141,8 +137,8 @@ class Publisher:
         self.changed_at = 0.0
         """When either was last published, on the operator's clock."""
         self._newest = 0
-        self._owed = False
-        """Whether one for all pods is needed even without new content."""
+        self.owed = False
+        """Whether one for all pods is needed even without new content: some run something else."""
         self._reclaimed_at: float | None = None
         self._repeats: dict[str, tuple[int, float, float]] = {}
         """By pod UID: the generation it should have, when the document is sent again, and how long that delay is."""
@@ -155,10 +151,6 @@ class Publisher:
     def notice(self, generation: int) -> None:
         """Record a generation that a pod has: the next one is greater."""
         self._newest = max(self._newest, generation)
-
-    def owe(self) -> None:
-        """Require a document for all pods, even without new content: some pods run something else."""
-        self._owed = True
 
     def is_due(self, now: float, wall: float) -> bool:
         """Whether a document is needed even without new parameters.
@@ -173,7 +165,7 @@ class Publisher:
             return True
         known = max(change.generation, self.trial.generation if self.trial is not None else 0)
         if self._newest <= known or (self._reclaimed_at is not None and now - self._reclaimed_at < RECLAIM):
-            return self._owed
+            return self.owed
         self._reclaimed_at = now
         return True
 
@@ -191,7 +183,7 @@ class Publisher:
         self, now: float, wall: float, policy: BatchingPolicy, parameters: Mapping[str, Parameters]
     ) -> Document:
         """Make the document for all pods; it ends any trial."""
-        self.trial, self._owed = None, False
+        self.trial, self.owed = None, False
         self.change = self._make(now, wall, policy, parameters)
         return Document(self._target, self.change, None)
 

@@ -130,7 +130,7 @@ def _describe(pod: Json, inject: Inject, around: Surroundings) -> None:
     if inject.target is not None:
         # The operator finds the pod by it; a sidecar that tunes itself has none.
         metadata["labels"] = {**(metadata.get("labels") or {}), names.INJECTED: "true"}
-        added[names.TARGET] = f"{inject.target.kind}/{inject.target.name}"
+        added[names.TARGET] = inject.target.local
     written = annotated(annotations_of(pod), around.annotations, inject.port, inject.data_port, inject.admin_port)
     metadata["annotations"] = {**written, **added}
     metadata["annotations"].setdefault(DEFAULT_CONTAINER, inject.container)

@@ -77,7 +77,7 @@ class Tasks:
         """Whether tasks should begin nothing more."""
         self._p = parts
 
-    def start(self, key: Hashable, work: Coroutine[object, object, None]) -> asyncio.Task[None] | None:
+    def start(self, key: Hashable, work: Coroutine[object, object, object]) -> asyncio.Task[None] | None:
         """Start a task, unless the same one is still running."""
         if key in self.running:
             work.close()
@@ -85,7 +85,7 @@ class Tasks:
         task = self.running[key] = asyncio.create_task(self._guarded(key, work))
         return task
 
-    async def _guarded(self, key: Hashable, work: Coroutine[object, object, None]) -> None:
+    async def _guarded(self, key: Hashable, work: Coroutine[object, object, object]) -> None:
         try:
             await work
         except NotLeading:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -91,10 +92,10 @@ class Loop:
         self._undecided = 0
         self._p = parts
         self._budget = Budget()
-        self._tasks = Tasks(parts)
+        self.tasks = Tasks(parts)
         self._annotated = AnnotatedPolicies(parts.defaults)
         self._actions = Actions(parts)
-        self._releasing = Releasing(parts, self._tasks)
+        self._releasing = Releasing(parts, self.tasks)
         self._held: dict[Key, _Held] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
 
@@ -114,10 +115,6 @@ class Loop:
             self._p.metrics.observe("pass_seconds", lasted)
             self._p.metrics.count("pass_cpu_seconds", by=spent() - cpu)
 
-    async def end(self, within: float) -> None:
-        """Start nothing more, and wait for running writes, up to ``within`` seconds."""
-        await self._tasks.end(within)
-
     async def once(self) -> None:
         """Make one pass."""
         p = self._p
@@ -132,9 +129,9 @@ class Loop:
             p.fleet.workloads(), p.fleet.policies, p.fleet.namespaces, by_hand, p.fleet.lists_workloads
         )
         for wish in plan.keep:
-            self._tasks.start(("policy", wish.workload.target), self._keep(wish))
+            self.tasks.start(("policy", wish.workload.target), self._keep(wish))
         for policy in plan.drop:
-            self._tasks.start(("policy", policy.uid), self._drop(policy))
+            self.tasks.start(("policy", policy.uid), self._drop(policy))
         for workload, event in plan.events:
             p.recorder.record(About.of(workload), event, p.wall(), LASTING)
         # 2. The owner of each workload, and objects without an owner
@@ -152,8 +149,8 @@ class Loop:
         # 3. Every policy, those that waited longest first
         waiting_since = {key: held.begun for key, held in self._held.items()}
         order = sorted(policies, key=lambda key: waiting_since.get(key, -inf))
-        tasks = [self._tasks.start(key, self._policy(key, policies[key], scene)) for key in order]
-        tasks.append(self._tasks.start("events", p.recorder.flush(p.wall())))
+        tasks = [self.tasks.start(key, self._policy(key, policies[key], scene)) for key in order]
+        tasks.append(self.tasks.start("events", p.recorder.flush(p.wall())))
         waiting = [task for task in tasks if task is not None]
         await asyncio.wait(waiting, timeout=PATIENCE) if waiting else None
         p.metrics.set("pods_acknowledged", sum(each.acknowledged for each in self._held.values()))
@@ -175,7 +172,8 @@ class Loop:
         for key in p.maps.keys():  # noqa: SIM118 - no mapping
             known = p.fleet.is_listed(POLICIES, key.namespace) and p.maps.owner(key) not in unread
             if key not in wanted and known:
-                self._tasks.start(("configmap", key), self._remove(key))
+                removed = p.write(("configmap", key), "configmaps", partial(p.maps.remove, key))
+                self.tasks.start(("configmap", key), removed)
         p.backoff.rest(p.clock())
 
     def _knows_targets(self, policy: Policy) -> bool:
@@ -198,20 +196,17 @@ class Loop:
             if now is not None and now.uid == policy.uid:
                 there.drop(key, there.version(key))
 
-    async def _remove(self, key: Key) -> None:
-        await self._p.write(("configmap", key), "configmaps", lambda: self._p.maps.remove(key))
-
     async def _policy(self, key: Key, policy: Policy, scene: Scene) -> None:
         """Read, decide and act, for one policy."""
         # Prometheus' answers are cached anyway, and a server that hangs delays no other policy.
         asks = policy.spec is not None and policy.spec.metrics.source is MetricsSource.PROMETHEUS
         async with nullcontext() if asks else self._slots:
-            if self._tasks.ending or self._budget.is_spent(self._p.cpu()):
+            if self.tasks.ending or self._budget.is_spent(self._p.cpu()):
                 return
             targets = scene.owned.get(policy.uid, ())
             held = self._begin(key, policy, frozenset(targets))
             view = await look(self._p, policy, scene, self._actions.refused)
-            if self._tasks.ending:
+            if self.tasks.ending:
                 return
             pods = view.pods
             outcome = await self._decided(held, replace(view, hurried=self._budget.hurried))

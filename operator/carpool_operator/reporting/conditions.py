@@ -326,11 +326,12 @@ def _described(slo: SLO) -> str:
 
 def slo_met(steerings: Sequence[Steering], policy: Policy, spec: PolicySpec, before: Finding | None) -> Finding:
     """Whether the SLO is met, by sequential tests with hysteresis: never by one interval's percentile."""
-    verdicts = {
-        f"{steering.target.name} {name}".strip(): learned.slo_status.met
+    models = {
+        f"{steering.target.name} {name}".strip(): learned
         for steering in steerings
         for name, learned in steering.models.items()
     }
+    verdicts = {name: learned.slo_status.met for name, learned in models.items()}
     streamed = {f"{each.target.name} token streams": each.measurements.streams.slo_status.met for each in steerings}
     verdicts |= {name: met for name, met in streamed.items() if met is not None}
     slo = _described(spec.slo)
@@ -338,9 +339,8 @@ def slo_met(steerings: Sequence[Steering], policy: Policy, spec: PolicySpec, bef
     missed = sorted(name for name, met in verdicts.items() if met is False)
     if missed:
         alone = {
-            f"{steering.target.name} {name}".strip(): takes
-            for steering in steerings
-            for name, learned in steering.models.items()
+            name: takes
+            for name, learned in models.items()
             if learned.slo_status.met is False and (takes := learned.too_slow_alone) is not None
         }
         advice = f"Add replicas or raise {lower}"

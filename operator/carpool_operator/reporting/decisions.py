@@ -95,12 +95,11 @@ class Reporter:
         """Record what was done, and the present state."""
         at = timestamp(view.wall)
         for target, happening in happened:
-            where = f"{target.kind}/{target.name}"
             if happening.action in DONE and happening.parameters is not None:
                 entry = HistoryEntry(
                     generation=happening.generation,
                     at=at,
-                    target=where,
+                    target=target.local,
                     model=happening.model,
                     parameters=happening.parameters,
                     reason=happening.reason,
@@ -112,7 +111,7 @@ class Reporter:
                     reason=happening.reason,
                     message=happening.message,
                     model=happening.model,
-                    target=where,
+                    target=target.local,
                     at=at,
                     observed=happening.observed,
                     predicted=happening.predicted,
@@ -128,10 +127,10 @@ class Reporter:
         if not every:
             return None
         best = max(every, key=lambda each: each.learned.rate)
-        known = next((each for each in every if (_where(each.steering.target), each.name) == self._main), None)
+        known = next((each for each in every if (each.steering.target.local, each.name) == self._main), None)
         if known is not None and best.learned.rate <= BUSIER * known.learned.rate:
             return known
-        self._main = (_where(best.steering.target), best.name)
+        self._main = (best.steering.target.local, best.name)
         return best
 
     def _hold(self, view: View, steerings: Sequence[Steering], main: _Main | None, at: str) -> None:
@@ -148,7 +147,7 @@ class Reporter:
                 reason, message = "Paused", "tuning is paused, and parameters stay"
         if target is None:
             return
-        last, where = self._last, _where(target)
+        last, where = self._last, target.local
         held = None if last is None else (last.action, last.reason, last.model, last.target)
         said = held == ("Held", reason, model, where)
         # What was reported may be over although no other reason lasts: two that alternate replace it as well.
@@ -229,7 +228,7 @@ def _recommendation(main: _Main) -> Recommendation | None:
     if parameters == learned.in_force:
         return None
     return Recommendation(
-        target=_where(main.steering.target),
+        target=main.steering.target.local,
         model=main.name,
         parameters=parameters,
         uncapped=decision.uncapped,
@@ -257,7 +256,7 @@ def _as_applied(steering: Steering, model: str, generation: int, parameters: Par
         generation=generation,
         # A generation is the time of its publication, in milliseconds.
         at=timestamp(generation / 1000),
-        target=_where(steering.target),
+        target=steering.target.local,
         model=model,
         parameters=parameters,
         batch="pass" if passing else str(parameters.max_batch),
@@ -300,12 +299,12 @@ def _target(view: View, steering: Steering, delivered: Delivery | None) -> Targe
 
 def _streams(now: float, steering: Steering) -> TokenStreamsStatus | None:
     measured = steering.measurements
-    return measured.streams.status(now, _where(steering.target), measured.engines.limits())
+    return measured.streams.status(now, steering.target.local, measured.engines.limits())
 
 
 def _capacity(now: float, steering: Steering) -> CapacityStatus | None:
     cold_start = steering.measurements.cold_starts.seconds
-    return steering.measurements.load.status(now, _where(steering.target), _lowest(steering), cold_start)
+    return steering.measurements.load.status(now, steering.target.local, _lowest(steering), cold_start)
 
 
 def _no_capacity(steering: Steering) -> NoCapacity | None:
@@ -315,7 +314,7 @@ def _no_capacity(steering: Steering) -> NoCapacity | None:
     learned = steering.models.get(name)
     alone = None if learned is None else learned.too_slow_alone
     why = "no load is forecast to meet the SLO" if alone is None else alone_too_slow(alone)
-    return NoCapacity(target=_where(steering.target), model=name, reason=why)
+    return NoCapacity(target=steering.target.local, model=name, reason=why)
 
 
 def _lowest(steering: Steering) -> float | None:
@@ -323,7 +322,3 @@ def _lowest(steering: Steering) -> float | None:
     decisions = [learned.decision for learned in steering.models.values() if learned.decision is not None]
     busiest = max(decisions, key=lambda decision: decision.rate, default=None)
     return None if busiest is None or busiest.predicted is None else busiest.predicted.lowest_utilization
-
-
-def _where(target: Target) -> str:
-    return f"{target.kind}/{target.name}"

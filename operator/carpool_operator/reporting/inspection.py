@@ -26,7 +26,7 @@ from carpool_operator.workloads.metadata import Meta
 from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from carpool_operator.api.model import Pod, Target, Workload
     from carpool_operator.cluster.writing import Writer
@@ -184,13 +184,8 @@ class Inspector:
             return found
         # Set before the request, so that a failing server isn't called again at once.
         self._missed[target] = (now, found)
-        query: dict[str, str | int] = {"labelSelector": f"{workload.selector},{names.INJECTED}!=true", "limit": MOST}
-        answer = _pods.decode(await self._writer.read(path_of("v1", "pods", target.namespace), query))
-        found = tuple(
-            Missed(pod.metadata.name, _why(pod, target))
-            for pod in answer.items
-            if not pod.metadata.deletion_timestamp and pod.status.phase in {"Pending", "Running"}
-        )
+        pods = await self._without_sidecar(workload, {"Pending", "Running"})
+        found = tuple(Missed(pod.metadata.name, _why(pod, target)) for pod in pods)
         if found and await self._is_rolling(target):
             found = ()
         self._missed[target] = (now, found)
@@ -218,16 +213,18 @@ class Inspector:
         if now < listed + AGAIN:
             return found
         self._bare[workload.target] = (now, found)
-        query: dict[str, str | int] = {"labelSelector": f"{workload.selector},{names.INJECTED}!=true", "limit": MOST}
-        path = path_of("v1", "pods", workload.target.namespace)
-        answer = _pods.decode(await self._writer.read(path, query))
-        found = tuple(
-            pod.metadata.name
-            for pod in answer.items
-            if not pod.metadata.deletion_timestamp and pod.status.phase == "Running"
-        )
+        found = tuple(pod.metadata.name for pod in await self._without_sidecar(workload, {"Running"}))
         self._bare[workload.target] = (now, found)
         return found
+
+    async def _without_sidecar(self, workload: Workload, phases: Collection[str]) -> list[_Pod]:
+        """List a workload's pods without a tuned sidecar, in one of these phases.
+
+        Raises ``ApiError``.
+        """
+        query: dict[str, str | int] = {"labelSelector": f"{workload.selector},{names.INJECTED}!=true", "limit": MOST}
+        answer = _pods.decode(await self._writer.read(path_of("v1", "pods", workload.target.namespace), query))
+        return [pod for pod in answer.items if not pod.metadata.deletion_timestamp and pod.status.phase in phases]
 
     def bypassed(self, target: Target) -> tuple[Event, ...]:
         """Return the Events about Services that bypass a workload's sidecars, from the last check."""

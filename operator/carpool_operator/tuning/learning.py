@@ -12,7 +12,7 @@ from carpool.policy.durations import Duration, format_seconds, whole_microsecond
 from carpool.policy.spec import TuningMode
 from carpool.tuning.exploration import batches_needed, below
 from carpool.tuning.tuner import Tuner
-from carpool_operator.api.status import Figures
+from carpool_operator.api.status import Figures, duration, figure
 from carpool_operator.tuning.slo_status import SloStatus
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ class Lately:
         if not ended or not seconds:
             return None
         return Figures(
-            rate=_figure(stats.arrivals / seconds),
-            p50=_time(stats.quantile(0.5)),
-            p99=_time(stats.quantile(0.99)),
-            miss_fraction=_figure(stats.missed / ended),
-            goodput=_figure(stats.hits / seconds),
-            utilization=_figure(busy / seconds),
+            rate=figure(stats.arrivals / seconds),
+            p50=duration(stats.quantile(0.5)),
+            p99=duration(stats.quantile(0.99)),
+            miss_fraction=figure(stats.missed / ended),
+            goodput=figure(stats.hits / seconds),
+            utilization=figure(busy / seconds),
         )
 
 
@@ -220,26 +220,11 @@ def predicted(forecast: Forecasted | None) -> Figures | None:
     if forecast is None:
         return None
     return Figures(
-        p50=_time(forecast.p50),
-        p99=_time(forecast.p99),
-        miss_fraction=_figure(forecast.miss_fraction),
-        goodput=_figure(forecast.goodput),
-        mean_batch=_figure(forecast.mean_batch),
-        device_time=_time(forecast.device_time),
-        utilization=_figure(forecast.utilization),
+        p50=duration(forecast.p50),
+        p99=duration(forecast.p99),
+        miss_fraction=figure(forecast.miss_fraction),
+        goodput=figure(forecast.goodput),
+        mean_batch=figure(forecast.mean_batch),
+        device_time=duration(forecast.device_time),
+        utilization=figure(forecast.utilization),
     )
-
-
-LONGEST = 99999 * 3600.0
-"""Longest duration that can be written, in seconds: forecasts of an overload are infinite."""
-
-
-def _figure(value: float) -> float:
-    """Round to three digits for readers."""
-    return float(f"{value:.3g}")
-
-
-def _time(seconds: float | None) -> Duration | None:
-    if seconds is None or seconds > LONGEST:
-        return None
-    return Duration(whole_microseconds(float(f"{seconds:.3g}")))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from carpool.policy.parameters import Parameters
     from carpool.policy.spec import BatchingPolicy
     from carpool_operator.api.status import TargetModel
-    from carpool_operator.tuning.evidence import Evidence, Gathered, Sum
+    from carpool_operator.tuning.evidence import Evidence, Gathered
 
 OTHER = "<other>"
 """Name under which a sidecar counts models beyond those it distinguishes: not a model, so not tuned."""
@@ -28,7 +28,7 @@ FORGOTTEN_AFTER = 600.0
 
 
 class Models(UserDict[str, Learned]):
-    """What is known of each model, by its name; models without a name of their own in a document share parameters."""
+    """What is known of each model, by its name. Those that a document does not name share the parameters of ``*``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,10 +66,6 @@ class Models(UserDict[str, Learned]):
         known = next((model for model in policy.models if model.name == name), None)
         learned = self[name] = Learned(now, policy, known, parameters or policy.baseline, met=met)
         return learned
-
-    def may_meet(self, name: str, total: Sum) -> bool:
-        """Whether a model that is not known yet is to be tuned, by its traffic in an interval."""
-        return bool(total.stats.arrivals) and name != OTHER and len(self) < MOST_MODELS
 
     def follow(self, now: float, policy: BatchingPolicy, met: bool | None, evidence: Evidence) -> list[str]:
         """Use the policy; returns the names of models whose parameters it moved.

@@ -14,7 +14,7 @@ from carpool_operator.tuning.canary import able, choose
 from carpool_operator.tuning.evidence import Evidence, add_up
 from carpool_operator.tuning.happenings import Happenings
 from carpool_operator.tuning.measurements import Measurements
-from carpool_operator.tuning.models import Models
+from carpool_operator.tuning.models import MOST_MODELS, OTHER, Models
 from carpool_operator.tuning.target_load import autoscaler_of, for_autoscaler
 from carpool_operator.tuning.trials import Trials
 from carpool_operator.tuning.trust import Trust, Turn
@@ -59,7 +59,7 @@ class Steering:
         """Continue from the ConfigMap's content."""
         self.publisher.restore(change)
         self.models.restore(change)
-        self._upgrade.restore(change)
+        self._upgrade = Upgrade(change)
 
     def step(
         self, view: View, spec: PolicySpec, *, wanted: bool, met: bool | None
@@ -121,7 +121,7 @@ class Steering:
             if learned.parameters == rolled.rejected:
                 learned.tuner.rejected(rolled.rejected, rolled.back_to)
                 learned.parameters = learned.tuner.parameters
-                self.publisher.owe()
+                self.publisher.owed = True
                 self._happenings.note("RolledBack", rolled.model, "SidecarRolledBack", message, learned)
 
     def _sees(self, now: float, spec: PolicySpec, gathered: Gathered, *, frozen: bool) -> bool:
@@ -162,7 +162,7 @@ class Steering:
         for name, total in sums.items():
             learned = self.models.get(name)
             if learned is None:
-                if not self.models.may_meet(name, total):
+                if not total.stats.arrivals or name == OTHER or len(self.models) >= MOST_MODELS:
                     continue
                 learned = self.models.meet(view.now, policy, name, None, change.parameters.get(name))
             if name == ended:
@@ -188,7 +188,7 @@ class Steering:
         if decision.parameters == learned.parameters:
             if view.now - self._passed_at >= PASS_AGAIN:
                 self._passed_at = view.now
-                self.publisher.owe()
+                self.publisher.owed = True
             return
         if self.trials.comes_first(view, spec, name, learned, decision, canaries):
             return

@@ -19,7 +19,7 @@ from carpool.forecasting.capacity import FULL, replicas
 from carpool.policy.durations import Duration
 from carpool.policy.spec import Objective
 from carpool_operator.api.annotations import ASKED, AUTOSCALED, FORBIDDEN
-from carpool_operator.api.status import CapacityStatus
+from carpool_operator.api.status import CapacityStatus, figure
 from carpool_operator.tuning.evidence import Rates
 
 if TYPE_CHECKING:
@@ -237,19 +237,19 @@ class TargetLoad:
         most = Needed(best, upper, zero_wait, unbatched, by_hand)
         needed = CapacityStatus(
             target=target,
-            load=_figure(found.load),
-            load_upper=_figure(found.load_upper),
+            load=figure(found.load),
+            load_upper=figure(found.load_upper),
             replicas=most.best,
             replicas_upper=most.upper,
             replicas_zero_wait=most.zero_wait,
             replicas_unbatched=most.unbatched,
             replicas_by_hand=None if found.load_by_hand is None else most.by_hand,
-            target_load=None if found.full == FULL else _figure(found.full),
+            target_load=None if found.full == FULL else figure(found.full),
             serving=found.serving,
-            requests_per_second=_figure(found.rate / found.load) if found.load else None,
-            tokens_per_second=None if found.tokens is None else _figure(found.tokens),
-            utilization=_figure(found.utilization),
-            lowest_utilization=None if lowest is None else _figure(lowest),
+            requests_per_second=figure(found.rate / found.load) if found.load else None,
+            tokens_per_second=None if found.tokens is None else figure(found.tokens),
+            utilization=figure(found.utilization),
+            lowest_utilization=None if lowest is None else figure(lowest),
             cold_start=self._cold_start(cold_start),
         )
         said, ago = self._said, now - self._said_at
@@ -265,7 +265,7 @@ class TargetLoad:
     def _cold_start(self, seen: float | None) -> Duration | None:
         """Return the observed time; before any start, the one in the previous status."""
         if seen is not None:
-            return Duration(_figure(seen))
+            return Duration(figure(seen))
         return None if self._said is None else self._said.cold_start
 
 
@@ -273,11 +273,6 @@ def _counted(said: CapacityStatus) -> tuple[object, ...]:
     """Return the part that is written as soon as it differs."""
     known = said.replicas_by_hand is not None, said.cold_start is not None
     return said.replicas, said.replicas_upper, said.target_load, said.serving, *known
-
-
-def _figure(value: float) -> float:
-    """Round to three digits for readers."""
-    return float(f"{value:.3g}")
 
 
 def autoscaler_of(workload: Workload | None) -> str:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from carpool.exchange.token_streams import BOUNDS, quantile
-from carpool.policy.durations import Duration, whole_microseconds
-from carpool_operator.api.status import TokenStreamsStatus
+from carpool_operator.api.status import TokenStreamsStatus, duration, figure
 from carpool_operator.tuning.slo_status import SloStatus
 
 if TYPE_CHECKING:
@@ -152,14 +151,14 @@ class FleetStreams:
         return TokenStreamsStatus(
             target=target,
             gated=sum(each.gated for each in last),
-            requests_per_second=_figure(rate("arrivals")),
-            goodput=_figure(good) if any(each.gated for each in last) else None,
-            miss_fraction=_figure(bad / (good + bad)) if good + bad else None,
-            tokens_per_second=_figure(rate("output_tokens")),
-            ttft_p50=_time(quantile(ttft, 0.5)),
-            ttft_p99=_time(quantile(ttft, QUANTILE)),
-            tpot_p50=_time(quantile(tpot, 0.5)),
-            tpot_p99=_time(quantile(tpot, QUANTILE)),
+            requests_per_second=figure(rate("arrivals")),
+            goodput=figure(good) if any(each.gated for each in last) else None,
+            miss_fraction=figure(bad / (good + bad)) if good + bad else None,
+            tokens_per_second=figure(rate("output_tokens")),
+            ttft_p50=duration(quantile(ttft, 0.5)),
+            ttft_p99=duration(quantile(ttft, QUANTILE)),
+            tpot_p50=duration(quantile(tpot, 0.5)),
+            tpot_p99=duration(quantile(tpot, QUANTILE)),
             running=sum(each.running for each in last),
             queued=sum(each.queued for each in last),
             limit=round(sum(limits) / len(limits)) if limits else None,
@@ -177,12 +176,3 @@ def _moved(said: TokenStreamsStatus, found: TokenStreamsStatus) -> bool:
             return True
     misses = (found.miss_fraction or 0.0) - (said.miss_fraction or 0.0)
     return said.gated != found.gated or bool(said.queued) != bool(found.queued) or abs(misses) > 0.01
-
-
-def _figure(value: float) -> float:
-    """Round to three digits for readers."""
-    return float(f"{value:.3g}")
-
-
-def _time(seconds: float | None) -> Duration | None:
-    return None if seconds is None else Duration(whole_microseconds(float(f"{seconds:.3g}")))

@@ -184,7 +184,7 @@ class Trials:
         """End a trial without a result: publish the common parameters again, newer than the canaries'."""
         if self.current is not None:
             self.current = None
-            self._publisher.owe()
+            self._publisher.owed = True
 
 
 def _answers(total: Sum | None) -> Answers | None:

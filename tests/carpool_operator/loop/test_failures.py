@@ -50,7 +50,7 @@ async def test_killed_after_any_write_it_comes_to_the_same_end(world):
 
         world.api._wrote = wrote
         await world.passes(1)
-        await world.loop.end(20.0)
+        await world.loop.tasks.end(20.0)
         world.api._wrote = taken
         world.leads = True
         await world.end()

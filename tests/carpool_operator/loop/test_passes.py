@@ -86,7 +86,7 @@ async def test_one_made_by_hand_while_its_namesake_is_deleted_is_seen(world):
     world.api.put(*POLICY, policy("deployment-other", "other"))
     await world.look()
     stall.set()
-    await asyncio.gather(*world.loop._tasks.running.values())
+    await asyncio.gather(*world.loop.tasks.running.values())
 
     assert world.fleet.policies.get(Key("ns", "deployment-other")) is not None
 
@@ -145,7 +145,7 @@ async def test_a_decision_that_never_ends_is_no_progress(world, monkeypatch):
         assert world.loop.progress <= begun + 2.0
     finally:
         go_on.set()
-    await asyncio.gather(*world.loop._tasks.running.values())
+    await asyncio.gather(*world.loop.tasks.running.values())
     await world.passes(1)
 
     assert world.loop.progress >= begun + 10.0
@@ -174,9 +174,9 @@ async def test_a_prometheus_that_hangs_holds_up_no_policy_but_its_own(world, mon
     await world.passes(1)
     await world.api.until(lambda: status(world.api))
 
-    assert Key("ns", "hangs") in world.loop._tasks.running
+    assert Key("ns", "hangs") in world.loop.tasks.running
     hang.set()
-    await asyncio.gather(*world.loop._tasks.running.values())
+    await asyncio.gather(*world.loop.tasks.running.values())
     server.close()
     await server.wait_closed()
 
@@ -189,6 +189,6 @@ async def test_passes_go_on_until_they_are_ended(world):
     await world.api.until(lambda: status(world.api).get("targets"))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await world.loop.end(20.0)
+    await world.loop.tasks.end(20.0)
 
     assert b"carpool_operator_pass_seconds_count" in world.metrics.text()
