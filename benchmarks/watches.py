@@ -32,7 +32,7 @@ from aiohttp import web
 from carpool_operator.cluster.fleet import KINDS, PODS
 from carpool_operator.cluster.handlers import credentials, settings
 from carpool_operator.cluster.kube import Kube
-from carpool_operator.cluster.watching import LeftOut, Watch
+from carpool_operator.cluster.watching import LeftOut, Listing, Watch
 
 RESULTS = Path(__file__).parent / "results" / "watches.json"
 COUNT = 400
@@ -135,7 +135,7 @@ def measure(way: str, port: int) -> float:
         threading.Thread(target=asyncio.run, args=(operator,), daemon=True).start()
     else:
         Watch(
-            kube, "/api/v1/pods", KINDS[PODS].query, kept, LeftOut(PODS), seen=seen, alive=lambda: None,
+            kube, Listing("/api/v1/pods", KINDS[PODS].query, kept, LeftOut(PODS)), seen=seen, alive=lambda: None,
             listed=lambda items, _: [seen(key, *item) for key, item in items.items()], log=logging.getLogger("w"),
             random=Random(0),
         ).start()  # fmt: skip

@@ -116,7 +116,7 @@ class Operator:
             return "listing is stuck"
         for watch in self._watches:
             if now > watch.heard + 2 * STUCK:
-                return f"the watch of {watch.path} is stuck"
+                return f"the watch of {watch.listing.path} is stuck"
         if self._loop is not None and self.election.leads() and now > self._loop.progress + STUCK:
             return "the reconcile loop is stuck"
         deaf = [
@@ -285,7 +285,7 @@ class Operator:
         last = dict(self.fleet.last_event)
         # A dead watch must not be hidden by those of other namespaces.
         pods = KINDS[PODS].plural
-        heard = (watch.heard for watch in self._watches if watch.path.endswith(f"/{pods}"))
+        heard = (watch.heard for watch in self._watches if watch.listing.path.endswith(f"/{pods}"))
         last[PODS] = min(heard, default=last[PODS])
         for kind, at in last.items():
             self.metrics.set("last_event_age_seconds", now - at, kind)

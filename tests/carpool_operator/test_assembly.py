@@ -204,14 +204,14 @@ async def test_what_is_stuck_is_named(api, start):
 
 async def test_one_namespace_s_watch_that_died_shows_though_the_others_live(api, start, monkeypatch):
     lives = Watch.run
-    monkeypatch.setattr(Watch, "run", lambda watch: None if watch.path.endswith("/b/pods") else lives(watch))
+    monkeypatch.setattr(Watch, "run", lambda watch: None if watch.listing.path.endswith("/b/pods") else lives(watch))
     one = await start(namespaces=("a", "b"))
     await api.until(lambda: one.fleet.synced and len(one._watches) == 2 * len(WATCHED))
     begun = one._clock()
     one._clock = lambda: begun + 3 * STUCK
     one.sync.ended = one._clock()
     for watch in one._watches:
-        if not watch.path.endswith("/b/pods"):
+        if not watch.listing.path.endswith("/b/pods"):
             watch.heard = one._clock()
     one.fleet.alive("pods")
 

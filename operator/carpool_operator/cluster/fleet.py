@@ -23,7 +23,7 @@ from carpool_operator.cluster.autoscalers import HPAS, SCALED_OBJECTS, RawHpa, R
 from carpool_operator.cluster.cache import Cache
 from carpool_operator.cluster.kube import ApiError, Kube, path_of
 from carpool_operator.cluster.objects import RawNamespace, RawPod, RawPolicy, workload
-from carpool_operator.cluster.watching import NOT_THERE, RARELY, Items, Kept, LeftOut, Watch, read_list, read_one
+from carpool_operator.cluster.watching import NOT_THERE, RARELY, Items, Kept, LeftOut, Listing, Watch
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Key
 
@@ -367,12 +367,11 @@ class Sync:
         Raises ``ApiError``.
         """
         # With rights only in some namespaces, each of these may be read by itself.
-        read, path = read_list, path_of(kind.api, kind.plural, namespace)
+        read, path = Listing.read, path_of(kind.api, kind.plural, namespace)
         if name == NAMESPACES and namespace is not None:
-            read, path = read_one, path_of(kind.api, kind.plural, None, namespace)
-        items, version = await asyncio.get_running_loop().run_in_executor(
-            self._thread, read, self._kube, path, kind.query, kind.kept, self._fleet.left_out[name]
-        )
+            read, path = Listing.read_one, path_of(kind.api, kind.plural, None, namespace)
+        listing = Listing(path, kind.query, kind.kept, self._fleet.left_out[name])
+        items, version = await asyncio.get_running_loop().run_in_executor(self._thread, read, listing, self._kube)
         self._fleet.found(name)
         changes = self._fleet.listed(name, namespace, items, version)
         self._fleet.listening(name, namespace, changes)
@@ -392,10 +391,7 @@ def watch_of(
     kind = KINDS[name]
     return Watch(
         kube,
-        path_of(kind.api, kind.plural, namespace),
-        kind.query,
-        kind.kept,
-        fleet.left_out[name],
+        Listing(path_of(kind.api, kind.plural, namespace), kind.query, kind.kept, fleet.left_out[name]),
         listed=lambda items, version: _call(loop, fleet.listed_by_watch, name, namespace, items, version),
         seen=lambda key, version, value: _call(loop, fleet.seen, name, key, version, value),
         alive=lambda: _call(loop, fleet.alive, name),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -106,40 +106,44 @@ class LeftOut:
 Items = dict[Key, tuple[int, T]]
 
 
-def read_list(
-    kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[T], left_out: LeftOut
-) -> tuple[Items[T], int]:
-    """Read a whole list in this thread: the kept parts by name with their versions, and the list's version.
+class Listing(NamedTuple, Generic[T]):
+    """What is listed or watched, and how it is read."""
 
-    Raises ``ApiError``.
-    """
-    items: Items[T] = {}
-    version, rest = "", ""
-    while True:
-        page = kept.page.decode(kube.get(path, {**query, "limit": PAGE, **({"continue": rest} if rest else {})}))
-        version = version or page.metadata.resource_version
-        for item in page.items:
-            raw = kept.read(item, left_out)
-            value = None if raw is None else kept.keep(raw)
-            if raw is not None and value is not None:
-                items[raw.metadata.key] = (raw.metadata.version, value)
-        rest = page.metadata.continue_
-        if not rest:
-            return items, int(version)
+    path: str
+    query: Mapping[str, str | int]
+    kept: Kept[T]
+    left_out: LeftOut
 
+    def read(self, kube: Kube) -> tuple[Items[T], int]:
+        """Read a whole list in this thread: the kept parts by name with their versions, and the list's version.
 
-def read_one(
-    kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[T], left_out: LeftOut
-) -> tuple[Items[T], int]:
-    """Read one object as a list of one, or an empty list if nothing of it is kept.
+        Raises ``ApiError``.
+        """
+        items: Items[T] = {}
+        version, rest = "", ""
+        while True:
+            query = {**self.query, "limit": PAGE, **({"continue": rest} if rest else {})}
+            page = self.kept.page.decode(kube.get(self.path, query))
+            version = version or page.metadata.resource_version
+            for item in page.items:
+                raw = self.kept.read(item, self.left_out)
+                value = None if raw is None else self.kept.keep(raw)
+                if raw is not None and value is not None:
+                    items[raw.metadata.key] = (raw.metadata.version, value)
+            rest = page.metadata.continue_
+            if not rest:
+                return items, int(version)
 
-    Raises ``ApiError``.
-    """
-    raw = kept.read(kube.get(path, query), left_out)
-    if raw is None:
-        return {}, 0
-    value, version = kept.keep(raw), raw.metadata.version
-    return {} if value is None else {raw.metadata.key: (version, value)}, version
+    def read_one(self, kube: Kube) -> tuple[Items[T], int]:
+        """Read one object, at the path, as a list of one, or an empty list if nothing of it is kept.
+
+        Raises ``ApiError``.
+        """
+        raw = self.kept.read(kube.get(self.path, self.query), self.left_out)
+        if raw is None:
+            return {}, 0
+        value, version = self.kept.keep(raw), raw.metadata.version
+        return {} if value is None else {raw.metadata.key: (version, value)}, version
 
 
 class Watch(Generic[T]):
@@ -152,10 +156,7 @@ class Watch(Generic[T]):
     def __init__(
         self,
         kube: Kube,
-        path: str,
-        query: Mapping[str, str | int],
-        kept: Kept[T],
-        left_out: LeftOut,
+        listing: Listing[T],
         *,
         listed: Callable[[Items[T], int], None],
         seen: Callable[[Key, int, T | None], None],
@@ -165,15 +166,11 @@ class Watch(Generic[T]):
         random: random.Random,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.path = path
-        """The watched path."""
+        self.listing = listing
         self.heard = clock()
         """When it last received something, or sent a new request."""
         self._clock = clock
         self._kube = kube
-        self._query = query
-        self._kept = kept
-        self._left_out = left_out
         self._listed = listed
         self._seen = seen
         self._alive = alive
@@ -187,7 +184,7 @@ class Watch(Generic[T]):
     def start(self) -> None:
         """Begin."""
         # A daemon thread: one that waits for a line must not keep the process from ending.
-        threading.Thread(target=self.run, name=f"watch {self.path}", daemon=True).start()
+        threading.Thread(target=self.run, name=f"watch {self.listing.path}", daemon=True).start()
 
     def stop(self) -> None:
         """Call no callback any more, and end when the next line arrives."""
@@ -212,23 +209,24 @@ class Watch(Generic[T]):
                 wait = max(error.retry_after, min(LONGEST, 2.0**self._failures) * self._random.uniform(0.5, 1.0))
                 self._failures = min(self._failures + 1, 10)
                 self._log.warning(
-                    "a watch failed", extra={"path": self.path, "status": error.status, "error": str(error)}
+                    "a watch failed", extra={"path": self.listing.path, "status": error.status, "error": str(error)}
                 )
                 self._stopped.wait(wait)
 
     def _turn(self) -> None:
         """List if needed, then watch until the server ends it."""
         self._live()
+        path, kept = self.listing.path, self.listing.kept
         if not self._version:
-            items, self._version = read_list(self._kube, self.path, self._query, self._kept, self._left_out)
+            items, self._version = self.listing.read(self._kube)
             if self._stopped.is_set():
                 return
             self._listed(items, self._version)
         query = {
-            **self._query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": str(self._version),
+            **self.listing.query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": str(self._version),
             "timeoutSeconds": WATCH,
         }  # fmt: skip
-        for line in self._kube.lines(self.path, query, SILENCE):
+        for line in self._kube.lines(path, query, SILENCE):
             if self._stopped.is_set():
                 return
             self._live()
@@ -236,12 +234,12 @@ class Watch(Generic[T]):
             if change.type == "ERROR":
                 failure = _failure.decode(change.object)
                 raise ApiError(failure.code, failure.message)
-            raw = None if change.type == "BOOKMARK" else self._kept.read(change.object, self._left_out)
+            raw = None if change.type == "BOOKMARK" else kept.read(change.object, self.listing.left_out)
             if raw is None:
                 self._version = _bookmark.decode(change.object).metadata.version
             else:
                 meta = raw.metadata
-                self._seen(meta.key, meta.version, None if change.type == "DELETED" else self._kept.keep(raw))
+                self._seen(meta.key, meta.version, None if change.type == "DELETED" else kept.keep(raw))
                 self._version = meta.version
             self._failures = 0
 

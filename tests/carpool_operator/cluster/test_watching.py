@@ -9,7 +9,7 @@ from times import Quick
 
 from carpool_operator.cluster import watching
 from carpool_operator.cluster.fleet import KINDS, PODS
-from carpool_operator.cluster.watching import LeftOut, Watch, read_list
+from carpool_operator.cluster.watching import LeftOut, Listing, Watch
 
 
 class Seen:
@@ -53,8 +53,8 @@ async def seen(api):
     seen = Seen(asyncio.get_running_loop())
     kind = KINDS[PODS]
     watch = Watch(
-        kube, "/api/v1/pods", kind.query, kind.kept, LeftOut(PODS), listed=seen.listed, seen=seen.seen, alive=seen.live,
-        log=logging.getLogger("test"), random=Quick(),
+        kube, Listing("/api/v1/pods", kind.query, kind.kept, LeftOut(PODS)), listed=seen.listed, seen=seen.seen,
+        alive=seen.live, log=logging.getLogger("test"), random=Quick(),
     )  # fmt: skip
     api.put(*POD, pod("first"))
     api.put(*POD, pod("other", injected=False))
@@ -144,7 +144,7 @@ async def test_a_list_is_read_page_by_page(api, monkeypatch):
     kube = api.kube()
     kind = KINDS[PODS]
 
-    items, version = await asyncio.to_thread(read_list, kube, "/api/v1/pods", kind.query, kind.kept, LeftOut(PODS))
+    items, version = await asyncio.to_thread(Listing("/api/v1/pods", kind.query, kind.kept, LeftOut(PODS)).read, kube)
 
     assert sorted(key.name for key in items) == [f"pod-{number}" for number in range(5)]
     assert version == api.version
@@ -172,7 +172,7 @@ async def test_an_object_that_does_not_read_costs_no_other(api, seen, caplog):
     assert set(seen.pods) == {"first", "second"}
     kind = KINDS[PODS]
     kube = api.kube()
-    items, _ = await asyncio.to_thread(read_list, kube, "/api/v1/pods", kind.query, kind.kept, LeftOut(PODS))
+    items, _ = await asyncio.to_thread(Listing("/api/v1/pods", kind.query, kind.kept, LeftOut(PODS)).read, kube)
     kube.close()
     assert {key.name for key in items} == {"first", "second"}
     assert seen.lists == 1
@@ -184,7 +184,7 @@ async def test_an_object_that_does_not_read_is_logged_once_until_it_has_another_
 
     async def logged():
         caplog.clear()
-        await asyncio.to_thread(read_list, kube, "/api/v1/pods", kind.query, kind.kept, left_out)
+        await asyncio.to_thread(Listing("/api/v1/pods", kind.query, kind.kept, left_out).read, kube)
         lines = [each for each in caplog.records if each.message == "an object is left out"]
         return [(each.kind, each.namespace, each.object) for each in lines]
 
