@@ -23,7 +23,7 @@ from carpool_operator.injector.containers import (
 from carpool_operator.injector.ports import port_number
 from carpool_operator.injector.quotas import UNKNOWN, fitted
 from carpool_operator.injector.reasons import Note, Reason, Skip, Skipped
-from carpool_operator.injector.resources import Resources, Written, is_guaranteed, of_sidecar, parse_memory
+from carpool_operator.injector.resources import Resources, Written, everyone, is_guaranteed, of_sidecar, parse_memory
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Requirement
 
@@ -148,7 +148,7 @@ def _check_possible(spec: Json, data: int, admin: int) -> None:
             "Knative's queue-proxy calls the model by itself: deploy it without Knative, for KServe with "
             "serving.kserve.io/deploymentMode: Standard",
         )
-    for each in _everyone(spec):
+    for each in everyone(spec):
         for port in (*(port["containerPort"] for port in each.get("ports") or []), *_called(each)):
             if port in {data, admin}:
                 _taken(port, f"container {each['name']} uses", data)
@@ -244,10 +244,6 @@ def _may_be_on_linux(spec: Json) -> bool:
     return not terms or any(all(each.matches(linux) for each in term) for term in terms)
 
 
-def _everyone(spec: Json) -> list[Json]:
-    return [*(spec.get("initContainers") or []), *spec["containers"]]
-
-
 def _taken(port: int, who: str, data: int) -> None:
     annotation = names.DATA_PORT if port == data else names.ADMIN_PORT
     raise Skipped(Reason.PORT_TAKEN, f"{who} port {port}, the sidecar's: give that another with {annotation}")
@@ -276,7 +272,7 @@ def _ports(written: Written, settings: Settings) -> tuple[int, int]:
 
 def has_sidecar(pod: Json) -> bool:
     """Whether a pod, or pod template, has a sidecar, of the webhook or of anyone else."""
-    return any(each["name"] == SIDECAR for each in _everyone(pod["spec"]))
+    return any(each["name"] == SIDECAR for each in everyone(pod["spec"]))
 
 
 def is_self_tuned(pod: Json) -> bool:

@@ -211,8 +211,7 @@ def total(spec: Mapping[str, Any], kind: str, resource: str) -> int:
 def is_guaranteed(spec: Mapping[str, Any]) -> bool:
     """Whether a pod's quality of service is Guaranteed: requests equal limits, of the pod or of all containers."""
     of_pod = spec.get("resources") or {}
-    everyone = [of_pod] if _speaks(of_pod) else [each.get("resources") or {} for each in _everyone(spec)]
-    for resources in everyone:
+    for resources in [of_pod] if _speaks(of_pod) else [each.get("resources") or {} for each in everyone(spec)]:
         limits, own = (_named(resources.get(kind)) for kind in ("limits", "requests"))
         requests = {**limits, **own}
         if any(name not in limits or amount(limits[name], name) != amount(requests[name], name) for name in OF_CLASS):
@@ -256,6 +255,7 @@ def _speaks(of_pod: Mapping[str, Any]) -> bool:
     return any(name in (of_pod.get(kind) or {}) for kind in ("requests", "limits") for name in OF_CLASS)
 
 
-def _everyone(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def everyone(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield all containers of a pod, those that run before the others included."""
     yield from spec.get("initContainers") or []
     yield from spec["containers"]

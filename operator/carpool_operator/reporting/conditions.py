@@ -18,9 +18,9 @@ from carpool_operator.api.annotations import (
     INJECT,
     MEMORY,
     PROPAGATED,
-    SLO_PREFIX,
     STATUS,
 )
+from carpool_operator.api.annotations import asks as asks_itself
 from carpool_operator.api.model import LONGEST_NOTE
 from carpool_operator.api.spec import MAX_SELECTED
 from carpool_operator.api.status import (
@@ -232,8 +232,7 @@ def _inject(workload: Workload, where: str) -> str:
     kind = BY_NAME[target.kind]
     if workload.template_annotations.get(INJECT) == FORBIDDEN or own.get(INJECT) == FORBIDDEN:
         return f'{INJECT} says "{FORBIDDEN}": take that annotation out'
-    asked = own.get(INJECT) == ASKED or any(name.startswith(SLO_PREFIX) for name in own)
-    if kind.annotating and not asked:
+    if kind.annotating and not asks_itself(own):
         return f"{where} annotate {kind.resource(target.name)} {INJECT}={ASKED}"
     if kind.annotating and not kind.built_in:
         # A restart may write another object than this.
