@@ -73,7 +73,10 @@ class Trials:
     def comes_first(
         self, view: View, spec: PolicySpec, name: str, learned: Learned, decision: Decision, canaries: list[str]
     ) -> bool:
-        """Whether a trial comes before a decision may go to all pods; if none is under way, it begins on these."""
+        """Whether a decision has to wait for a trial on ``canaries``, and begin it.
+
+        It begins later if another one is under way, or has failed too recently.
+        """
         # After a trial whose canaries were lost all but one pod may be unready for a moment: that one must not take the
         # risk.
         waits = self.current is not None or not self._patience.over(view.now)

@@ -92,7 +92,7 @@ PODS = ["a", "b", "c"]
 
 
 def gathered(*pods):
-    """Readings of three pods, of which these report that their model was replaced."""
+    """Readings of three pods; these report that their model was replaced."""
     return Gathered([], {}, 3, True, [(pod, "resnet") for pod in pods], [])
 
 
