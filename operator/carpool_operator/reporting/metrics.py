@@ -48,6 +48,25 @@ METRICS = (
     Metric("pods_missed", "gauge", (), "Pods that should have a sidecar and have none"),
 )
 
+_OF_TARGETS = {
+    "carpool_target_load_replicas": "Load of a workload in capacities of one replica: 2.4 needs 2.4 replicas that are "
+    "full",
+    "carpool_target_needed_replicas": "Replicas that serve this load, each up to the target of the autoscaler seen, "
+    "else to 90 % of its capacity: more at once, fewer after five minutes",
+    "carpool_target_needed_replicas_upper": "The same if batch latency is at its upper confidence",
+    "carpool_target_serving_replicas": "Pods of a workload that serve; one that starts is not counted",
+    "carpool_target_utilization_ratio": "Share of the time in which the devices of a workload compute, in the mean",
+    "carpool_target_lowest_utilization_ratio": "What that could be at this load within the SLO",
+    "carpool_target_requests_per_second": "Requests per second that one replica can serve within the SLO",
+    "carpool_target_tokens_per_second": "Output tokens per second of token streams that one replica can serve within "
+    "the SLO",
+    "carpool_target_streams_running": "Token streams with the engines of a workload, as its status last said",
+    "carpool_target_streams_queued": "Requests for token streams that wait before them, likewise",
+    "carpool_target_streams_goodput": "Token streams per second that met both TTFT and TPOT, likewise",
+    "carpool_target_streams_limit": "Sequences that one engine may have at once within the targets, likewise",
+}
+"""Gauges of each target, with complete names."""
+
 OF_POLICIES = (
     Metric(
         "carpool_policy_condition",
@@ -67,78 +86,9 @@ OF_POLICIES = (
         ("policy_namespace", "policy", "action", "reason"),
         "When the last decision on a policy was, with what was decided and why",
     ),
-    Metric(
-        "carpool_target_load_replicas",
-        "gauge",
-        ("policy_namespace", "policy", "kind", "target"),
-        "Load of a workload in capacities of one replica: 2.4 needs 2.4 replicas that are full",
-    ),
-    Metric(
-        "carpool_target_needed_replicas",
-        "gauge",
-        ("policy_namespace", "policy", "kind", "target"),
-        "Replicas that serve this load, each up to the target of the autoscaler seen, else to 90 % of its capacity: "
-        "more at once, fewer after five minutes",
-    ),
-    Metric(
-        "carpool_target_needed_replicas_upper",
-        "gauge",
-        ("policy_namespace", "policy", "kind", "target"),
-        "The same if batch latency is at its upper confidence",
-    ),
-    Metric(
-        "carpool_target_serving_replicas",
-        "gauge",
-        ("policy_namespace", "policy", "kind", "target"),
-        "Pods of a workload that serve; one that starts is not counted",
-    ),
-    Metric(
-        "carpool_target_utilization_ratio",
-        "gauge",
-        ("policy_namespace", "policy", "kind", "target"),
-        "Share of the time in which the devices of a workload compute, in the mean",
-    ),
-    Metric(
-        "carpool_target_lowest_utilization_ratio",
-        "gauge",
-        ("policy_namespace", "policy", "kind", "target"),
-        "What that could be at this load within the SLO",
-    ),
-    Metric(
-        "carpool_target_requests_per_second",
-        "gauge",
-        ("policy_namespace", "policy", "kind", "target"),
-        "Requests per second that one replica can serve within the SLO",
-    ),
-    Metric(
-        "carpool_target_tokens_per_second",
-        "gauge",
-        ("policy_namespace", "policy", "kind", "target"),
-        "Output tokens per second of token streams that one replica can serve within the SLO",
-    ),
-    Metric(
-        "carpool_target_streams_running",
-        "gauge",
-        ("policy_namespace", "policy", "kind", "target"),
-        "Token streams with the engines of a workload, as its status last said",
-    ),
-    Metric(
-        "carpool_target_streams_queued",
-        "gauge",
-        ("policy_namespace", "policy", "kind", "target"),
-        "Requests for token streams that wait before them, likewise",
-    ),
-    Metric(
-        "carpool_target_streams_goodput",
-        "gauge",
-        ("policy_namespace", "policy", "kind", "target"),
-        "Token streams per second that met both TTFT and TPOT, likewise",
-    ),
-    Metric(
-        "carpool_target_streams_limit",
-        "gauge",
-        ("policy_namespace", "policy", "kind", "target"),
-        "Sequences that one engine may have at once within the targets, likewise",
+    *(
+        Metric(name, "gauge", ("policy_namespace", "policy", "kind", "target"), text)
+        for name, text in _OF_TARGETS.items()
     ),
 )
 """Metrics of each policy, from the leader alone, with complete names. A scrape adds the operator's own namespace as
@@ -147,14 +97,25 @@ OF_POLICIES = (
 PASS_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
-_CAPACITY = (
-    "load", "replicas", "replicasUpper", "serving", "utilization", "lowestUtilization", "requestsPerSecond",
-    "tokensPerSecond",
-)  # fmt: skip
-"""Figures of a target's capacity, in the order of ``OF_POLICIES`` after the first three."""
+_CAPACITY = {
+    "load": "carpool_target_load_replicas",
+    "replicas": "carpool_target_needed_replicas",
+    "replicasUpper": "carpool_target_needed_replicas_upper",
+    "serving": "carpool_target_serving_replicas",
+    "utilization": "carpool_target_utilization_ratio",
+    "lowestUtilization": "carpool_target_lowest_utilization_ratio",
+    "requestsPerSecond": "carpool_target_requests_per_second",
+    "tokensPerSecond": "carpool_target_tokens_per_second",
+}
+"""By field of a target's capacity in a status: its metric."""
 
-_STREAMS = ("running", "queued", "goodput", "limit")
-"""Figures of its token streams, in the order of the last of ``OF_POLICIES``."""
+_STREAMS = {
+    "running": "carpool_target_streams_running",
+    "queued": "carpool_target_streams_queued",
+    "goodput": "carpool_target_streams_goodput",
+    "limit": "carpool_target_streams_limit",
+}
+"""The same for its token streams."""
 
 
 class Policies:
@@ -165,7 +126,8 @@ class Policies:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield every family of ``OF_POLICIES``."""
-        condition, slo, decision, *targets = (GaugeMetricFamily(*each[::3], labels=each.labels) for each in OF_POLICIES)
+        families = {each.name: GaugeMetricFamily(*each[::3], labels=each.labels) for each in OF_POLICIES}
+        condition, slo, decision, *_ = families.values()
         for policy in self._known():
             name = (policy.namespace, policy.name)
             for each in policy.status.get("conditions", ()):
@@ -176,13 +138,12 @@ class Policies:
             if last:
                 at = datetime.fromisoformat(last["at"]).timestamp()
                 decision.add_metric((*name, last["action"], last["reason"]), at)
-            parts = (("capacity", _CAPACITY, targets), ("tokenStreams", _STREAMS, targets[len(_CAPACITY) :]))
-            for part, fields, families in parts:
+            for part, metrics in (("capacity", _CAPACITY), ("tokenStreams", _STREAMS)):
                 for said in policy.status.get(part, ()):
-                    for family, field in zip(families, fields, strict=False):
+                    for field, metric in metrics.items():
                         if field in said:
-                            family.add_metric((*name, *said["target"].split("/", 1)), said[field])
-        yield from (condition, slo, decision, *targets)
+                            families[metric].add_metric((*name, *said["target"].split("/", 1)), said[field])
+        yield from families.values()
 
 
 class Metrics:
