@@ -46,7 +46,8 @@ class Actions:
         """Forget all but these: UIDs of policies and pods, and the targets of policies."""
         self._unwritable = {uid: each for uid, each in self._unwritable.items() if uid in policies}
         self._signed = {target: each for target, each in self._signed.items() if target in targets}
-        self.refused = {uid: each for uid, each in self.refused.items() if uid in pods}
+        for uid in self.refused.keys() - set(pods):
+            del self.refused[uid]  # in place: policies that are being read have this dict
 
     async def do(
         self,
