@@ -217,7 +217,7 @@ class Sidecar:
     @property
     def running(self) -> int:
         """The oldest version still partly in force: older than ``generation`` after a roll-back."""
-        return self.generation if self._change is None else self.control.rollback.running
+        return self.generation if self._change is None else self.control.in_force.rollback.running
 
     @property
     def ready(self) -> bool:
@@ -379,7 +379,7 @@ class Sidecar:
     def _changed(self, entry: Entry) -> None:
         self.log.warning("the model has changed: everything learned of it is dropped", extra={"model": entry.model})
         self.driver.verifier.forget(entry)
-        self.control.forget_model(entry.lane)
+        self.control.forget(entry.lane)
 
     def _found(self, again: bool) -> None:
         if again:

@@ -238,7 +238,7 @@ class AdminApp:
             {
                 "tuned": control.tunes,
                 "tunerPid": control.link.pid,
-                "decisions": list(control.decisions),
+                "decisions": list(control.decisions.recent),
                 "lastBusy": control.busy.last(),
             },
         )
@@ -276,7 +276,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
         target=sidecar.config.target,
         generation=sidecar.generation,
         running=sidecar.running,
-        rolled_back=list(sidecar.control.rollback.rolled_back.values()),
+        rolled_back=list(sidecar.control.in_force.rollback.rolled_back.values()),
         change_error=None if changes is None else changes.error,
         rejected={} if changes is None else dict(changes.rejected),
         slo_seconds=sidecar.driver.terms.due,
@@ -297,13 +297,13 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 service_seconds=None if state.belief.estimate is None else state.belief.estimate.times,
                 service_noise=None if state.belief.estimate is None else state.belief.estimate.noise,
                 executors=None if state.belief.estimate is None else state.belief.estimate.executors,
-                forecast_alarm=sidecar.control.alarms.get(state.name, ""),
+                forecast_alarm=sidecar.control.decisions.alarms.get(state.name, ""),
                 capacity=loads[state.name].capacity,
                 capacity_lower=loads[state.name].capacity_lower,
                 capacity_zero_wait=loads[state.name].capacity_zero_wait,
                 capacity_alone=loads[state.name].capacity_alone,
                 capacity_by_hand=loads[state.name].capacity_by_hand,
-                replaced=sidecar.control.replaced(state.name),
+                replaced=sidecar.control.observer.replaced(state.name),
                 arrivals=list(state.counters.recent)[-arrivals:] if arrivals else [],
             )
             for state in batcher.models()

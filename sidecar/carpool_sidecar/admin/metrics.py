@@ -295,12 +295,12 @@ class Collector:
             put("max_wait_seconds", state.parameters.max_wait, model)
             put("max_in_flight", state.slots, model)
             put("overdue_calls", state.load.gave_back, model)
-            if (utilization := control.utilization.get(model)) is not None:
+            if (utilization := control.decisions.utilization.get(model)) is not None:
                 put("forecast_utilization_ratio", utilization.forecast, model)
                 put("target_utilization_ratio", utilization.target, model)
                 put("lowest_utilization_ratio", utilization.lowest, model)
-            put("forecast_alarm", model in control.alarms, model)
-            put("model_replaced", control.replaced(model), model)
+            put("forecast_alarm", model in control.decisions.alarms, model)
+            put("model_replaced", control.observer.replaced(model), model)
         # 2. By other labels
         for answer, count in driver.counts.answers.items():
             put("requests", count, *answer)
@@ -315,12 +315,12 @@ class Collector:
             put("axis_checks", count, *check)
         for header, count in driver.counts.fragments.items():
             put("key_fragments", count, header)
-        for decision, count in control.counts.items():
+        for decision, count in control.decisions.counts.items():
             put("tuner_decisions", count, *decision)
         if sidecar.changes is not None:
             for why, count in sidecar.changes.rejected.items():
                 put("changes_rejected", count, why)
-        for model, count in control.rollback.counts.items():
+        for model, count in control.in_force.rollback.counts.items():
             put("rollbacks", count, sidecar.models.label(model))
         for path, counts in sidecar.forwarded.paths.items():
             for code, count in counts.statuses.items():

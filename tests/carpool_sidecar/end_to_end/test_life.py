@@ -38,7 +38,7 @@ async def tuned(world):
     decision = Decision(
         parameters=parameters, change=True, reason=Reason.SAVES_DEVICE_TIME, message="", estimate=ESTIMATE
     )
-    sidecar.control._heard(Decided("m", decision, sidecar.control._generation))
+    sidecar.control._heard(Decided("m", decision, sidecar.control.observer.generation("m")))
     return sidecar, client
 
 
@@ -66,7 +66,7 @@ async def test_a_tuner_that_hangs_is_not_waited_for_and_another_takes_its_place(
     monkeypatch.setattr(child_process, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(tuner_link, "SILENCE", 0.3)
     sidecar, client = await tuned(world)
-    link, counts = sidecar.control.link, sidecar.control.counts
+    link, counts = sidecar.control.link, sidecar.control.decisions.counts
     hung = link.pid
     os.kill(hung, signal.SIGSTOP)
     turns = 0

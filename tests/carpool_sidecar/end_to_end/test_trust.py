@@ -239,17 +239,18 @@ async def test_a_directory_that_holds_nothing_yet_leaves_the_pod_as_it_was_start
 async def test_a_change_of_parameters_costs_nothing_that_was_learned(injected):
     sidecar, admin = await injected()
     assert (await put(admin, change(7, policy=for_p99(0.05)))).status == 200
-    generation = sidecar.control._generation
+    observer, lane = sidecar.control.observer, sidecar.batcher.model("m")
+    generation = observer.generation("m")
     assert (await put(admin, change(8, batch=5, policy=for_p99(0.05)))).status == 200
-    assert (sidecar.control._generation, sidecar.batcher.model("m").parameters.max_batch) == (generation, 5)
+    assert (observer.generation("m"), lane.parameters.max_batch) == (generation, 5)
     assert (await put(admin, change(9, batch=5, policy=for_p99(0.06)))).status == 200
-    assert sidecar.control._generation == generation + 1
+    assert observer.generation("m") == generation + 1
 
 
 async def test_parameters_that_miss_the_slo_are_rolled_back_and_reported(injected, monkeypatch):
     monkeypatch.setattr(control, "INTERVAL", 3600.0)
     sidecar, admin = await injected()
-    counters, rollback, now = sidecar.batcher.model("m").counters, sidecar.control.rollback, sidecar.clock()
+    counters, rollback, now = sidecar.batcher.model("m").counters, sidecar.control.in_force.rollback, sidecar.clock()
     assert (await put(admin, change(7, batch=4))).status == 200
 
     def serve(seconds, late=0):

@@ -11,7 +11,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_sidecar.config.settings import parse
 from carpool_sidecar.tuning import control as control_module
-from carpool_sidecar.tuning.control import KEPT
+from carpool_sidecar.tuning.decisions import KEPT
 from carpool_sidecar.tuning.messages import Decided
 
 TUNED = {"parameters": {}}
@@ -30,7 +30,7 @@ async def test_the_tuner_process_sees_the_traffic_and_its_decisions_are_explaine
     admin = world.client(sidecar.admin_address)
     for number in range(20):
         assert (await client.predict(b"%d" % number)).status == 200
-    await world.until(lambda: sidecar.control.decisions)
+    await world.until(lambda: sidecar.control.decisions.recent)
     explained = (await admin.get(b"/v1/explain")).json
     assert explained["tuned"]
     assert explained["tunerPid"] == sidecar.control.link.pid
@@ -44,7 +44,7 @@ async def test_a_decision_is_applied_learned_from_and_counted(world):
     sidecar.control._decided("m", decision(4, shed_slo=True))
     assert lane.parameters.max_batch == 4
     assert (lane.belief.estimate, lane.belief.shed_slo) == (ESTIMATE, True)
-    assert sidecar.control.counts["Change", "SavesDeviceTime"] == 1
+    assert sidecar.control.decisions.counts["Change", "SavesDeviceTime"] == 1
     sidecar.control._decided("m", decision(16, change=False))
     assert lane.parameters.max_batch == 4
 
@@ -109,7 +109,7 @@ async def test_a_model_that_an_operator_names_no_more_goes_back_to_what_first_ca
     bounds = {"bounds": {"maxInFlight": {"max": 2}}}
     sidecar._use(parse(world.config(parameters={"*": plain}, **target, policy=bounds)))
     assert lane.in_force == replace(ran, max_in_flight=2)
-    sidecar.control.forget_model("m")
+    sidecar.control.forget("m")
     sidecar._use(parse(world.config(parameters={"*": plain}, **target)))
     assert lane.in_force.max_in_flight == 1, "of another model it is not known"
 
@@ -121,14 +121,14 @@ async def test_decisions_that_repeat_are_reported_once_with_how_often(world):
         control._decided("m", decision(change=False, reason=Reason.CONVERGED))
     control._decided("m", decision(5))
     control._decided("m", decision(change=False, reason=Reason.CONVERGED))
-    assert [(each.decision.reason.value, each.times) for each in control.decisions] == [
+    assert [(each.decision.reason.value, each.times) for each in control.decisions.recent] == [
         ("Converged", 3),
         ("SavesDeviceTime", 1),
         ("Converged", 1),
     ]
     for batch in range(1, 2 * KEPT):
         control._decided("m", decision(batch))
-    assert len(control.decisions) == KEPT
+    assert len(control.decisions.recent) == KEPT
 
 
 async def test_a_forecast_that_is_off_is_in_metrics_report_and_log_until_it_is_right(world, caplog):
@@ -146,8 +146,8 @@ async def test_a_forecast_that_is_off_is_in_metrics_report_and_log_until_it_is_r
     logged = [record.message for record in caplog.records if "forecast" in record.message]
     assert logged == ["the forecast differs from the answers", "the forecast matches the answers again"]
     sidecar.control._decided("m", decision(change=False, alarm=said))
-    sidecar.control.forget_model("m")
-    assert sidecar.control.alarms == {}
+    sidecar.control.forget("m")
+    assert sidecar.control.decisions.alarms == {}
 
 
 async def test_callers_with_keys_of_their_own_are_counted_as_such(world):
@@ -167,7 +167,7 @@ async def test_with_fixed_parameters_service_times_are_learned_and_nothing_is_tu
         ):  # what a pause of this host spoils is not learned from
             assert (await client.predict(b"1")).status == 200
     assert sidecar.batcher.model("m").parameters.max_batch == 8
-    assert {each.decision.reason for each in sidecar.control.decisions} <= {
+    assert {each.decision.reason for each in sidecar.control.decisions.recent} <= {
         Reason.HELD, Reason.TOO_FEW_SAMPLES, Reason.HOST_STALLED,
     }  # fmt: skip
 
@@ -184,7 +184,7 @@ async def test_new_limits_hold_at_once_and_tuned_parameters_within_them_stay(wor
 async def test_tuning_begins_and_ends_with_the_configuration(world):
     sidecar = await world.sidecar(**TUNED)
     control = sidecar.control
-    before = control._generation
+    before = control.observer.generation("m")
     control.configure(parse(world.config(parameters={"*": {"maxBatch": 2}})))
     assert not control.tunes
     assert sidecar.batcher.model("m").parameters.max_batch == 2
@@ -197,17 +197,17 @@ async def test_tuning_begins_and_ends_with_the_configuration(world):
 async def test_decisions_about_what_was_before_are_refused(world):
     sidecar = await world.sidecar(**TUNED)
     control, lane = sidecar.control, sidecar.batcher.model("m")
-    control._heard(Decided("m", decision(6), control._generation))
+    control._heard(Decided("m", decision(6), control.observer.generation("m")))
     assert lane.parameters.max_batch == 6
-    before = control._generation
+    before = control.observer.generation("m")
     control.configure(parse(world.config(parameters={}, policy={"bounds": {"maxBatch": {"max": 3}}})))
     control._heard(Decided("m", decision(6), before))  # was on its way
     assert lane.parameters.max_batch == 3
-    before = control._generation
+    before = control.observer.generation("m")
     control.forget()
     control._heard(Decided("m", decision(2), before))  # of the model that was replaced
     assert (lane.parameters.max_batch, lane.belief.estimate) == (3, None)
-    control._heard(Decided("m", decision(2), control._generation))
+    control._heard(Decided("m", decision(2), control.observer.generation("m")))
     assert (lane.parameters.max_batch, lane.belief.estimate) == (2, ESTIMATE)
 
 
@@ -229,7 +229,7 @@ async def test_a_fault_costs_an_interval_and_not_the_tuning(world, monkeypatch, 
     await world.until(lambda: control.errors >= 5)
     monkeypatch.setattr(sidecar.batcher, "stats", stats)
     sidecar.batcher.model("m")
-    await world.until(lambda: control.counts)
+    await world.until(lambda: control.decisions.counts)
     errors = control.errors
     assert errors < 2 ** caplog.messages.count("an error in tuning; it continues") <= 2 * errors
     assert b"carpool_tuner_errors_total %d.0" % errors in (await admin.get(b"/metrics")).body
@@ -241,9 +241,9 @@ async def test_a_decision_that_fails_costs_no_other(world, monkeypatch):
     control, lane = sidecar.control, sidecar.batcher.model("m")
     with monkeypatch.context() as broken:
         broken.setattr(sidecar.batcher, "configure", None)
-        control._heard(Decided("m", decision(4), control._generation))
+        control._heard(Decided("m", decision(4), control.observer.generation("m")))
     assert control.errors == 1
-    control._heard(Decided("m", decision(6), control._generation))
+    control._heard(Decided("m", decision(6), control.observer.generation("m")))
     assert lane.parameters.max_batch == 6
 
 
@@ -257,9 +257,9 @@ async def test_a_model_that_became_another_costs_no_other_what_was_learned(world
             while not counters.cells:  # the first of its size is cold, and what a pause of this host spoils no sample
                 await client.predict(b"1", model=model)
     for model in ("m", "n"):
-        control._heard(Decided(model, decision(4), control._generation))
-    before = control._generation
-    control.forget_model("m")
+        control._heard(Decided(model, decision(4), control.observer.generation("m")))
+    before = control.observer.generation("m")
+    control.forget("m")
     assert [(lane.name, lane.belief.estimate) for lane in batcher.models()] == [("m", None), ("n", ESTIMATE)]
 
     observed = []

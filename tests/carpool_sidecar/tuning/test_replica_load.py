@@ -135,9 +135,9 @@ async def test_the_admin_port_says_how_full_the_replica_is(world):
     answer = await admin.get(b"/capacity")
     assert (answer.status, answer.json["load"]) == (503, None)
     assert b"\ncarpool_load_ratio " not in (await admin.get(b"/metrics")).body
-    control._heard(Measured("m", HUNDRED, control._generation_of("m") - 1))
+    control._heard(Measured("m", HUNDRED, control.observer.generation("m") - 1))
     assert (await admin.get(b"/capacity")).status == 503, "of what was before"
-    control._heard(Measured("m", HUNDRED, control._generation_of("m")))
+    control._heard(Measured("m", HUNDRED, control.observer.generation("m")))
     answer = await admin.get(b"/capacity")
     assert answer.status == 200
     assert answer.json["load"] == pytest.approx(0.5)
