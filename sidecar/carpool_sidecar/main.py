@@ -221,7 +221,7 @@ async def _serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, *gc.get_threshold()[1:])
-        outlived = loop.create_task(sidecar.outlived.wait())
+        outlived = loop.create_task(sidecar.shutdown.outlived.wait())
         outlived.add_done_callback(lambda _: stopping.set())
         broken = None if sidecar.engine is None else sidecar.engine.broken
         if broken is not None:

@@ -16,12 +16,12 @@ from carpool.batching.requests import Refused
 from carpool.policy.plain import PolicyError
 from carpool_sidecar.admin.app import LOOPBACK, AdminApp
 from carpool_sidecar.admin.changes import Changes
-from carpool_sidecar.admin.health import INTERVAL, Health
+from carpool_sidecar.admin.health import Health
 from carpool_sidecar.admin.signatures import Authority
 from carpool_sidecar.app import DataApp
 from carpool_sidecar.backends.upstream import UpstreamBackend
 from carpool_sidecar.config import own_address
-from carpool_sidecar.config.descriptors import ADMIN_CONNECTIONS, open_files, share
+from carpool_sidecar.config.descriptors import ADMIN_CONNECTIONS, Shares, open_files, share
 from carpool_sidecar.config.settings import EVERY_MODEL, address_of
 from carpool_sidecar.config.watching import ConfigFile, watch
 from carpool_sidecar.dispatch.driver import Driver
@@ -38,6 +38,7 @@ from carpool_sidecar.llm.process import EngineProcess
 from carpool_sidecar.models import ModelTable, Resolver
 from carpool_sidecar.protocols.headers import Reader
 from carpool_sidecar.protocols.json_scan import prepare
+from carpool_sidecar.shutdown import Shutdown
 from carpool_sidecar.tuning.control import Control
 from carpool_sidecar.tuning.stalls import StallWatcher
 
@@ -53,12 +54,11 @@ if TYPE_CHECKING:
 DELAYED = (LATE, Refused.LATE, Refused.QUEUE_FULL, Refused.EXPIRED)
 """Reasons for a missed SLO that other requests on the device may cause."""
 
-OUTLIVED = 2.0
-"""Seconds after a drain from which a model that still answers counts as staying: two health checks."""
-
 
 class Sidecar:
     """One sidecar on the running loop. ``start``, then ``drain`` and ``close``."""
+
+    clock = staticmethod(monotonic)
 
     def __init__(
         self,
@@ -75,34 +75,20 @@ class Sidecar:
         used here.
         """
         self.config = config
-        self._started_with = config
-        self.clock = monotonic
-        own_address.refuse(config.upstream, listen or config.listen, admin or config.admin)
-        self._listen = address_of(listen or config.listen)
-        self._admin = address_of(admin or config.admin)
+        listen, admin = listen or config.listen, admin or config.admin
+        own_address.refuse(config.upstream, listen, admin)
         self.log = logging.getLogger("carpool")
-        self.draining = False
         self.started_at = monotonic()
         self.engine = None if config.llm is None else EngineProcess(config.llm, self.log)
         """The engine that serves a language model's file."""
         upstream = config.upstream if self.engine is None else self.engine.upstream
-        self.batcher = Batcher(
-            config.parameters_of(EVERY_MODEL),
-            admission=config.policy.admission,
-            retry_transport=upstream is not None and upstream.retry,
-            idempotent=config.policy.idempotent,
-            undecided=config.undecided,
-        )
+        # 1. Batching
+        self.batcher = _batcher(config, upstream)
         self.models = ModelTable(config.policy.models, self._forget)
         # Callers' requests and the upstream's answers share one memory budget, and the same read turns.
         budget = Budget(int(config.bodies.max_buffered))
         turns = Turns(ServerLimits().turn, monotonic)
-        shares = share(
-            open_files(),
-            0 if upstream is None else upstream.max_connections,
-            0 if upstream is None else upstream.max_forwarded,
-        )
-        self._backlog = shares.backlog
+        shares = _shares(upstream)
         self.backend = _backend(config, upstream, budget, turns, shares.forwarded)
         self.stalls = StallWatcher()
         patience = 0.0 if upstream is None else float(upstream.patience)
@@ -122,32 +108,19 @@ class Sidecar:
         """How often the rules changed for which headers may differ in a batch."""
         self._read(config)
         self._warn(config)
+        # 2. What changes its settings
         self.control = Control(self.driver, config, self.stalls, monotonic, self.log)
-        self.file = ConfigFile(path, config, self._configured, self.log) if path is not None else None
-        self.authority = None if config.public_key is None else Authority(config.public_key, config.target)
-        self.changes = (
-            None
-            if self.authority is None
-            else Changes(
-                self.authority,
-                self._changed_from_outside,
-                lambda: self.generation,
-                self.log,
-                None if config.changes is None else Path(config.changes),
-            )
-        )
-        self._resolver = Resolver(self.models, self.backend, self._learned, self._changed)
+        self.file = ConfigFile(path, config, self._configured, self.log)
+        self.changes = self._signed_changes()
+        # 3. What else is served
         self.streams = Streams(config.policy, clock=monotonic, log=self.log)
-        self.jobs = self._desk(config)
-        app = DataApp(
-            self.driver,
-            self.backend,
-            self.models,
-            self.streams,
-            int(config.bodies.max_request),
-            counts_queue=upstream is not None and upstream.count_queue,
+        self.jobs = (
+            None
+            if config.jobs is None
+            else Desk(config, config.jobs, look=self._seen, ready=lambda: self.health.ready, log=self.log)
         )
-        app.jobs = None if self.jobs is None else JobsApp(self.jobs, budget)
+        # 4. The ports
+        app = self._data_app(upstream, budget)
         self.forwarded = app.forwarded
         self.data = Server(
             app,
@@ -158,15 +131,16 @@ class Sidecar:
             passage=app.foreign if upstream is not None else None,
         )
         self.admin = Server(
-            AdminApp(self, api_key, local=self._admin[0] in LOOPBACK),
+            AdminApp(self, api_key, local=address_of(admin)[0] in LOOPBACK),
             ServerLimits(max_body_bytes=1 << 20, max_buffered_bytes=16 << 20, max_connections=ADMIN_CONNECTIONS),
             clock=monotonic,
         )
+        self._ports = (
+            ("listen", self.data, address_of(listen), shares.backlog),
+            ("admin", self.admin, address_of(admin), ADMIN_CONNECTIONS),
+        )
         self._tasks: list[asyncio.Task[None]] = []
-        self._drained: asyncio.Task[None] | None = None
-        self.outlived = asyncio.Event()
-        """Set when a drain is over and the model still runs: it then needs a sidecar that serves."""
-        self._change: Change | None = None
+        self.shutdown = Shutdown(self.data, self.driver, self.jobs, self.health, self.log, self._spawn)
         self._cap()
 
     async def start(self) -> None:
@@ -178,20 +152,20 @@ class Sidecar:
         if self.changes is not None:
             # Before the first request: a new pod begins with the parameters of the older ones.
             self.changes.look()
-        await _listen(self.data, "listen", self._listen, self._backlog)
-        await _listen(self.admin, "admin", self._admin, ADMIN_CONNECTIONS)
+        for port in self._ports:
+            await _listen(*port)
         if self.jobs is not None:
             await self.jobs.start(self.data)
         if self.engine is not None:
             self._spawn(self.engine.run())
         self._spawn(self.health.run())
-        self._spawn(self._resolver.run())
+        self._spawn(Resolver(self.models, self.backend, self._learned, self._changed).run())
         self._spawn(self.control.run())
         if self.backend.streams:
             self._spawn(EngineMetrics(self.backend, self.streams).run())
-        if self.file is not None:
+        if self.file.path is not None:
             self._spawn(watch(self.file.look))
-        if self.changes is not None and self.config.changes is not None:
+        if self.changes is not None and self.changes.directory is not None:
             self._spawn(watch(self.changes.look))
         self.log.info(
             "listening",
@@ -211,8 +185,8 @@ class Sidecar:
     @property
     def generation(self) -> int:
         """The newest version of the configuration that was accepted."""
-        counted = (self._started_with.generation or 1) if self.file is None else self.file.generation
-        return counted if self._change is None else max(counted, self._change.generation)
+        change = self._change
+        return self.file.generation if change is None else max(self.file.generation, change.generation)
 
     @property
     def running(self) -> int:
@@ -222,13 +196,16 @@ class Sidecar:
     @property
     def ready(self) -> bool:
         """Whether new requests should come here."""
-        return self.health.ready and not self.draining
+        return self.health.ready and not self.data.draining
+
+    @property
+    def readiness(self) -> str:
+        """Why new requests should come here, or not."""
+        return "draining" if self.data.draining else self.health.reason
 
     async def drain(self) -> None:
         """Report unready, accept requests while load balancers catch up, then finish; later calls wait too."""
-        if self._drained is None:
-            self._drained = asyncio.get_running_loop().create_task(self._drain())
-        await asyncio.shield(self._drained)
+        await self.shutdown.drain(self.config.shutdown)
 
     async def close(self) -> None:
         """End everything; requests that still wait are cut off."""
@@ -237,10 +214,9 @@ class Sidecar:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.jobs is not None:
             await self.jobs.close()
-        self.data.stop_accepting()
-        self.data.abort()
-        self.admin.stop_accepting()
-        self.admin.abort()
+        for server in (self.data, self.admin):
+            server.stop_accepting()
+            server.abort()
         self.driver.stop()
         self.streams.gatekeeper.close()
         self.stalls.stop()
@@ -248,38 +224,34 @@ class Sidecar:
         if self.engine is not None:
             self.engine.close()
 
-    async def _drain(self) -> None:
-        # 1. No new callers are sent here, and connections close after their answer.
-        self.draining = True
-        if self.jobs is not None:
-            self.jobs.drain()
-        self.data.drain()
-        shutdown = self.config.shutdown
-        self.log.info(
-            "draining", extra={"accepting_seconds": float(shutdown.lame), "limit_seconds": float(shutdown.limit)}
+    def _signed_changes(self) -> Changes | None:
+        config = self.config
+        if config.public_key is None:
+            return None
+        return Changes(
+            Authority(config.public_key, config.target),
+            self._changed_from_outside,
+            lambda: self.generation,
+            self.log,
+            None if config.changes is None else Path(config.changes),
         )
-        try:
-            async with asyncio.timeout(shutdown.limit):
-                await asyncio.sleep(shutdown.lame)
-                # 2. Accepted requests get an answer; none is held for others any more.
-                self.data.stop_accepting()
-                self.driver.do(self.batcher.drain(monotonic()))
-                self.data.close_idle()
-                await self.data.wait_idle()
-        except TimeoutError:
-            self.log.warning("the drain took too long", extra={"unanswered": self.data.busy})
-        # 3. Any further request is refused.
-        self.batcher.close()
-        self.log.info("drained")
-        self._spawn(self._outlive())
 
-    async def _outlive(self) -> None:
-        # The kubelet also calls a preStop hook before it restarts one container whose liveness probe fails. When a pod
-        # ends, the model may also answer for a while; then no request is left that could be lost by ending early.
-        await asyncio.sleep(OUTLIVED)
-        while not self.health.ready:  # noqa: ASYNC110 - which is looked at as often
-            await asyncio.sleep(INTERVAL)
-        self.outlived.set()
+    @property
+    def _change(self) -> Change | None:
+        """The change from outside that is in force instead of the file's parameters."""
+        return None if self.changes is None else self.changes.in_force
+
+    def _data_app(self, upstream: Upstream | None, budget: Budget) -> DataApp:
+        app = DataApp(
+            self.driver,
+            self.backend,
+            self.models,
+            self.streams,
+            int(self.config.bodies.max_request),
+            counts_queue=upstream is not None and upstream.count_queue,
+        )
+        app.jobs = None if self.jobs is None else JobsApp(self.jobs, budget)
+        return app
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -292,8 +264,6 @@ class Sidecar:
 
     def _configured(self, config: SidecarConfig) -> None:
         """Apply another version of the file, which replaces changes from outside."""
-        self._started_with = config
-        self._change = None
         if self.changes is not None:
             self.changes.superseded()
         self.log.setLevel(config.log.upper())
@@ -301,10 +271,10 @@ class Sidecar:
 
     def _changed_from_outside(self, change: Change) -> None:
         """Apply a change; from now on nothing is tuned here."""
-        self._change = change
         self.log.info("parameters from outside", extra={"generation": change.generation})
-        policy = change.policy or self._started_with.policy
-        self._use(replace(self._started_with, policy=policy, parameters=change.parameters), change.generation)
+        config = self.file.current
+        policy = change.policy or config.policy
+        self._use(replace(config, policy=policy, parameters=change.parameters), change.generation)
 
     def _use(self, config: SidecarConfig, change: int | None = None) -> None:
         self.config = config
@@ -320,17 +290,6 @@ class Sidecar:
             self.jobs.runner.configure(config)
         self.control.configure(config, change)
         self._cap()
-
-    def _desk(self, config: SidecarConfig) -> Desk | None:
-        if config.jobs is None:
-            return None
-        return Desk(
-            config,
-            config.jobs,
-            look=self._seen,
-            ready=lambda: self.health.ready,
-            log=self.log,
-        )
 
     def _seen(self) -> Seen:
         """Return the input for jobs: device busy time, and whether interactive requests and streams met the SLO."""
@@ -390,7 +349,7 @@ class Sidecar:
         self.models.ask_again()
 
 
-async def _listen(server: Server, name: str, address: tuple[str, int], backlog: int) -> None:
+async def _listen(name: str, server: Server, address: tuple[str, int], backlog: int) -> None:
     try:
         await server.listen(*address, backlog=backlog)
     except OSError as error:
@@ -398,6 +357,22 @@ async def _listen(server: Server, name: str, address: tuple[str, int], backlog: 
         why = str(error.strerror).rpartition(": ")[2]
         host, port = address
         raise OSError(f"{name}: {host}:{port}: {why}: name another address, in the file or with --{name}") from error
+
+
+def _batcher(config: SidecarConfig, upstream: Upstream | None) -> Batcher:
+    return Batcher(
+        config.parameters_of(EVERY_MODEL),
+        admission=config.policy.admission,
+        retry_transport=upstream is not None and upstream.retry,
+        idempotent=config.policy.idempotent,
+        undecided=config.undecided,
+    )
+
+
+def _shares(upstream: Upstream | None) -> Shares:
+    if upstream is None:
+        return share(open_files(), 0, 0)
+    return share(open_files(), upstream.max_connections, upstream.max_forwarded)
 
 
 def _backend(config: SidecarConfig, upstream: Upstream | None, budget: Budget, turns: Turns, forwarded: int) -> Backend:

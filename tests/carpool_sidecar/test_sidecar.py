@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from carpool_sidecar import sidecar as module
+from carpool_sidecar import shutdown as module
 from carpool_sidecar.backends.base import Document
 from carpool_sidecar.http1.client.calls import UpstreamError
 
@@ -92,7 +92,7 @@ async def test_a_drain_loses_nothing_and_refuses_nobody_while_it_still_accepts(w
     sidecar, client = await world.start(shutdown={"lame": "50ms", "limit": "20s"})
     first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
     draining = asyncio.create_task(sidecar.drain())
-    await world.until(lambda: sidecar.draining)
+    await world.until(lambda: sidecar.data.draining)
     assert not sidecar.ready
     late = client.predict(b"3")  # a load balancer that has not noticed yet
     await world.until(lambda: sidecar.batcher.queued_rows == 3)
@@ -115,9 +115,9 @@ async def test_a_model_that_outlives_a_drain_needs_another_sidecar(world, monkey
     await world.until(lambda: not sidecar.ready)
     await sidecar.drain()
     await asyncio.sleep(0)
-    assert not sidecar.outlived.is_set()
+    assert not sidecar.shutdown.outlived.is_set()
     sidecar.health.observe(Document(200))
-    await asyncio.wait_for(sidecar.outlived.wait(), 60)
+    await asyncio.wait_for(sidecar.shutdown.outlived.wait(), 60)
 
 
 async def test_a_drain_ends_at_its_limit(world):

@@ -93,11 +93,11 @@ class AdminApp:
 
     def _may_read(self, exchange: Exchange) -> bool:
         given = find(exchange.headers, b"authorization") or b""
-        authority = self._sidecar.authority
-        if authority is None or not given.startswith(SCHEME):
+        changes = self._sidecar.changes
+        if changes is None or not given.startswith(SCHEME):
             return self._admits(exchange)
         try:
-            authority.admit(given, time())
+            changes.authority.admit(given, time())
         except Refused as refused:
             exchange.fail(403, refused.reason, str(refused))
             return False
@@ -128,7 +128,7 @@ class AdminApp:
                 403, "web-page", "a web page of another site may not do this: call 127.0.0.1 or localhost by itself"
             )
             return False
-        ticket = "" if self._sidecar.authority is None else ", or send a ticket signed by the holder of publicKey"
+        ticket = "" if self._sidecar.changes is None else ", or send a ticket signed by the holder of publicKey"
         exchange.fail(
             403, "key", f"without apiKeyFile this is served on loopback addresses only: set one, or admin{ticket}"
         )
@@ -163,8 +163,7 @@ class AdminApp:
     def _ready(self, exchange: Exchange) -> None:
         """Answer 200 while new requests should come here, else 503; the body says why."""
         sidecar = self._sidecar
-        reason = "draining" if sidecar.draining else sidecar.health.reason
-        exchange.respond(200 if sidecar.ready else 503, TEXT, reason.encode() + b"\n")
+        exchange.respond(200 if sidecar.ready else 503, TEXT, sidecar.readiness.encode() + b"\n")
 
     def _capacity(self, exchange: Exchange) -> None:
         """Say how full this replica is: `load` for autoscalers, 1 where it serves all that it can within the SLO.
@@ -200,7 +199,7 @@ class AdminApp:
             {
                 "generation": sidecar.generation,
                 "running": sidecar.running,
-                "error": None if sidecar.file is None else sidecar.file.error,
+                "error": sidecar.file.error,
                 "tuned": sidecar.control.tunes,
                 "data": sidecar.address,
                 "parameters": {state.name: to_plain(state.in_force) for state in sidecar.batcher.models()},
@@ -272,7 +271,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
         stats=batcher.stats(now),
         uptime_seconds=now - sidecar.started_at,
         ready=sidecar.ready,
-        readiness="draining" if sidecar.draining else sidecar.health.reason,
+        readiness=sidecar.readiness,
         target=sidecar.config.target,
         generation=sidecar.generation,
         running=sidecar.running,

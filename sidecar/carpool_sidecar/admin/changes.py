@@ -44,19 +44,19 @@ class Changes:
         log: logging.Logger,
         directory: Path | None = None,
     ) -> None:
+        self.authority = authority
+        self.directory = directory
+        self.in_force: Change | None = None
         self.newest = 0
         """Generation of the newest one so far, in force or not: older ones are outdated copies."""
         self.rejected: Counter[str] = Counter()
         """Number refused, by reason."""
         self.error: str | None = None
         """What is wrong with the directory's present files."""
-        self._authority = authority
         self._apply = apply
         self._newer_than = newer_than
         self._log = log
-        self._directory = directory
         self._found = Found()
-        self._in_force: Change | None = None
 
     def take(self, body: bytes, signature: bytes) -> None:
         """Apply a change that is signed, for this target, not expired, and newer than all before or the one in force.
@@ -64,8 +64,8 @@ class Changes:
         Raises ``Refused``.
         """
         try:
-            change = self._authority.change(body, signature, time())
-            if self._in_force is not None and replace(change, expires=self._in_force.expires) == self._in_force:
+            change = self.authority.change(body, signature, time())
+            if self.in_force is not None and replace(change, expires=self.in_force.expires) == self.in_force:
                 return
             newest = max(self.newest, self._newer_than())
             if change.generation <= newest:
@@ -74,20 +74,20 @@ class Changes:
         except Refused as refused:
             self._report(refused)
             raise
-        self.newest, self._in_force = change.generation, change
+        self.newest, self.in_force = change.generation, change
         if change.keys:
-            self._authority.accept(change.keys)
+            self.authority.accept(change.keys)
         self._apply(change)
 
     def superseded(self) -> None:
         """Note that a new version of the configuration file is in force instead."""
-        self._in_force = None
+        self.in_force = None
 
     def look(self) -> None:
         """Take the directory's present content if it has changed; errors in it are logged once."""
-        if self._directory is None:
+        if self.directory is None:
             return
-        found = _read(self._directory)
+        found = _read(self.directory)
         if found == self._found:
             return
         self._found = found
@@ -97,7 +97,7 @@ class Changes:
         try:
             if found.body is None or found.signature is None:
                 missing = found.error or f"{BODY if found.body is None else SIGNATURE} is not there"
-                refused = Refused("content", f"{self._directory}: {missing}: both files are of one ConfigMap")
+                refused = Refused("content", f"{self.directory}: {missing}: both files are of one ConfigMap")
                 self._report(refused)
                 raise refused
             self.take(found.body, found.signature)

@@ -358,7 +358,7 @@ class Collector:
         put("model_ready", sidecar.health.ready)
         put("config_generation", sidecar.generation)
         put("config_running", sidecar.running)
-        put("config_rejected", 0 if sidecar.file is None else sidecar.file.rejected)
+        put("config_rejected", sidecar.file.rejected)
         put("host_stalls", sidecar.stalls.count)
         put("host_stall_seconds", sidecar.stalls.total)
         put("tuner_restarts", control.link.restarts)

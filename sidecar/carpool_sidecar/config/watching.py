@@ -28,18 +28,19 @@ async def watch(look: Callable[[], None]) -> None:
 
 
 class ConfigFile:
-    """One file's versions. ``changed`` is called with each good one after the first."""
+    """One file's versions. ``changed`` is called with each good one after the first; without a path none comes."""
 
     def __init__(
-        self, path: Path, current: SidecarConfig, changed: Callable[[SidecarConfig], None], log: logging.Logger
+        self, path: Path | None, current: SidecarConfig, changed: Callable[[SidecarConfig], None], log: logging.Logger
     ) -> None:
+        self.path = path
+        self.current = current
+        """The last good version."""
         self.error: str | None = None
         """What is wrong with the file's present version."""
         self.rejected = 0
         """Bad versions seen so far."""
         self.generation = current.generation or 1
-        self._path = path
-        self._current = current
         self._changed = changed
         self._log = log
         # Not the file's present content: it may have changed while the model was loaded.
@@ -47,8 +48,10 @@ class ConfigFile:
 
     def look(self) -> None:
         """Take the file's present version if it has changed."""
+        if self.path is None:
+            return
         # Read once, so that the checked content is also the remembered one. File times would be less reliable.
-        content = _read(self._path)
+        content = _read(self.path)
         if content == self._content:
             return
         first = self._content is None
@@ -57,21 +60,21 @@ class ConfigFile:
             if isinstance(content, str):
                 raise PolicyError("config", content)  # noqa: TRY301 - wrong like any other version
             config = parse(content.decode())
-            check_change(self._current, config)
+            check_change(self.current, config)
         except (UnicodeDecodeError, PolicyError) as error:
             self.error = not_utf8(error) if isinstance(error, UnicodeDecodeError) else str(error)
             self.rejected += 1
             self._log.error(
                 "the configuration file is invalid; the last valid version stays",
-                extra={"file": str(self._path), "error": self.error, "generation": self.generation},
+                extra={"file": str(self.path), "error": self.error, "generation": self.generation},
             )
             return
         self.error = None
-        if first and config == self._current:
+        if first and config == self.current:
             return
-        self._current = config
+        self.current = config
         self.generation = config.generation or self.generation + 1
-        self._log.info("a new configuration", extra={"file": str(self._path), "generation": self.generation})
+        self._log.info("a new configuration", extra={"file": str(self.path), "generation": self.generation})
         self._changed(config)
 
 

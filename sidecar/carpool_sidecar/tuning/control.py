@@ -16,7 +16,7 @@ from carpool_sidecar.tuning.busy import BusyMinutes
 from carpool_sidecar.tuning.decisions import Decisions
 from carpool_sidecar.tuning.in_force import ParametersInForce
 from carpool_sidecar.tuning.messages import Decided, Measured, Setup
-from carpool_sidecar.tuning.observer import Observer
+from carpool_sidecar.tuning.observer import STALLED_SHARE, Observer
 from carpool_sidecar.tuning.replica_load import LoadWatch, ReplicaLoad
 from carpool_sidecar.tuning.tuner_link import TunerLink
 
@@ -49,13 +49,14 @@ class Control:
         self.errors = 0
         """Observations and decisions lost to the sidecar's own errors."""
         self.link = TunerLink(self._heard, self._introduce, log)
-        self.in_force = ParametersInForce(driver.batcher, driver.do, stalls, clock, log)
+        self.in_force = ParametersInForce(driver.batcher, driver.do, clock, log)
         began = driver.batcher.stats(clock())
         self.busy = BusyMinutes(began.at)
         self._load = LoadWatch(began)
         self.observer = Observer(driver.batcher, stalls, began)
         self._driver = driver
         self._config = config
+        self._stalls = stalls
         self._clock = clock
         self._log = log
         self.in_force.apply(config)
@@ -70,10 +71,13 @@ class Control:
         """Observe until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.link.run())
+            paused = self._stalls.total
             while True:
                 await asyncio.sleep(INTERVAL)
+                before, paused = paused, self._stalls.total
                 with self._surviving():
-                    self.in_force.judge()
+                    stalled = paused - before > STALLED_SHARE * INTERVAL
+                    self.in_force.rollback.observe(self._clock(), stalled=stalled)
                 with self._surviving():
                     self.observe()
 

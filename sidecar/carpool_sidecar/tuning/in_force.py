@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool.tuning.tuner import INTERVAL
 from carpool_sidecar.config.settings import EVERY_MODEL
-from carpool_sidecar.tuning.observer import STALLED_SHARE
 from carpool_sidecar.tuning.rollback import Rollback
 
 if TYPE_CHECKING:
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from carpool.batching.requests import Action
     from carpool.policy.parameters import Parameters
     from carpool_sidecar.config.settings import SidecarConfig
-    from carpool_sidecar.tuning.stalls import StallWatcher
 
 
 class ParametersInForce:
@@ -30,15 +27,12 @@ class ParametersInForce:
         self,
         batcher: Batcher,
         do: Callable[[Iterable[Action]], None],
-        stalls: StallWatcher,
         clock: Callable[[], float],
         log: logging.Logger,
     ) -> None:
         self.rollback = Rollback(batcher, self.put, log)
         self._batcher = batcher
         self._do = do
-        self._stalls = stalls
-        self._stalled_before = stalls.total
         self._clock = clock
         self._led_to: dict[str, Parameters] = {}
         """By model: the parameters in force when an operator's decision ended its first calls."""
@@ -68,11 +62,6 @@ class ParametersInForce:
             self._do(batcher.configure(parameters, now, model=name, undecided=undecided))
         ended = {name: ran for name, ran in first.items() if states[name].first_calls is None}
         self._led_to |= ended if config.target else {}
-
-    def judge(self) -> None:
-        """Test whether parameters from outside met the SLO in the last ``INTERVAL``; undo those that did not."""
-        paused, self._stalled_before = self._stalls.total - self._stalled_before, self._stalls.total
-        self.rollback.observe(self._clock(), stalled=paused > STALLED_SHARE * INTERVAL)
 
     def forget(self, model: str | None = None) -> None:
         """Forget which parameters were good for a model, or for all: it or its server was replaced."""

@@ -110,7 +110,7 @@ async def test_with_a_key_all_but_probes_and_metrics_need_it(world):
         assert (await admin.get(path, [(b"Authorization", b"Bearer wrong")])).status == 401
     for path in (b"/v1/stats", b"/v1/config", b"/v1/explain"):
         assert (await admin.get(path, [(b"Authorization", b"Bearer secret")])).status == 200
-    assert not sidecar.draining
+    assert not sidecar.data.draining
 
 
 async def test_without_a_key_only_loopback_addresses_are_served(world):
@@ -140,7 +140,7 @@ async def test_a_web_page_of_another_site_is_not_served(world, field, status):
     assert (await admin.get(b"/livez", [field])).status == 200
     assert (await admin.get(b"/v1/stats", [field])).status == status
     assert (await admin.get(b"/drain", [field])).status == status
-    assert sidecar.draining is (status == 200)
+    assert sidecar.data.draining is (status == 200)
 
 
 async def test_drain_answers_when_nothing_is_left_to_lose(world):
@@ -148,7 +148,7 @@ async def test_drain_answers_when_nothing_is_left_to_lose(world):
     first, _ = await world.queue_behind(sidecar, client, [])
     admin = world.client(sidecar.admin_address)
     one, two = admin.get(b"/drain"), admin.send(b"POST", b"/drain", b"", [(b"Host", b"127.0.0.1")])
-    await world.until(lambda: sidecar.draining)
+    await world.until(lambda: sidecar.data.draining)
     assert (await admin.get(b"/readyz")).body == b"draining\n"
     assert not one.future.done()
     world.model.release()

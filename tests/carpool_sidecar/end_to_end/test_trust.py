@@ -111,7 +111,7 @@ async def test_a_ticket_reads_and_does_nothing_else(injected):
     assert (await admin.get(b"/drain", ticket())).status == 403
     answer = await admin.send(b"PUT", b"/v1/config", encode(change()), ticket())
     assert (answer.status, answer.json["reason"]) == (403, "signature")
-    assert (sidecar.generation, sidecar.draining) == (1, False)
+    assert (sidecar.generation, sidecar.data.draining) == (1, False)
 
 
 async def test_who_may_read_does_not_learn_how_to_drain(injected):
@@ -130,9 +130,9 @@ async def test_the_drain_key_drains_and_does_nothing_else(injected):
         answer = await admin.get(b"/drain", wrong)
         assert answer.status == 403
     assert "preStop hook" in answer.json["error"]
-    assert not sidecar.draining
+    assert not sidecar.data.draining
     assert (await admin.get(b"/drain", headers)).status == 200
-    assert sidecar.draining
+    assert sidecar.data.draining
 
 
 async def test_a_signed_change_brings_parameters_and_policy_and_asks_for_no_other_key(injected, world):
@@ -202,7 +202,7 @@ async def test_a_change_that_is_signed_and_wrong_is_named(injected):
 async def test_a_change_reaches_a_pod_that_drains(injected, world):
     sidecar, admin = await injected(shutdown={"lame": "20s", "limit": "21s"})
     drained = admin.get(b"/drain", [(b"X-Carpool-Drain", DRAIN_KEY.encode())])
-    await world.until(lambda: sidecar.draining)
+    await world.until(lambda: sidecar.data.draining)
     assert (await put(admin, change())).status == 200
     assert sidecar.batcher.model("m").parameters.max_batch == 2
     drained.leave()

@@ -439,7 +439,7 @@ async def test_a_drain_finishes_what_is_under_way_and_starts_nothing(world, star
     first, second = (await submit(client)).json, (await submit(client)).json
     await world.until(lambda: world.model.held)
     ending = asyncio.ensure_future(sidecar.drain())
-    await world.until(lambda: sidecar.draining)
+    await world.until(lambda: sidecar.data.draining)
     world.model.release()
     await ending
     await sidecar.close()
