@@ -21,44 +21,29 @@ if TYPE_CHECKING:
 
     from carpool_sidecar.http1.messages import Buffer, Headers
 
-DTYPES: Mapping[str, str] = {
-    "BOOL": "?",
-    "UINT8": "u1",
-    "UINT16": "<u2",
-    "UINT32": "<u4",
-    "UINT64": "<u8",
-    "INT8": "i1",
-    "INT16": "<i2",
-    "INT32": "<i4",
-    "INT64": "<i8",
-    "FP16": "<f2",
-    "FP32": "<f4",
-    "FP64": "<f8",
-    "BYTES": "O",
-}
-"""numpy's names of V2's datatypes. BF16 is missing: numpy has none."""
+_TYPES = (
+    ("BOOL", "?", "tensor(bool)"),
+    ("UINT8", "u1", "tensor(uint8)"),
+    ("UINT16", "<u2", "tensor(uint16)"),
+    ("UINT32", "<u4", "tensor(uint32)"),
+    ("UINT64", "<u8", "tensor(uint64)"),
+    ("INT8", "i1", "tensor(int8)"),
+    ("INT16", "<i2", "tensor(int16)"),
+    ("INT32", "<i4", "tensor(int32)"),
+    ("INT64", "<i8", "tensor(int64)"),
+    ("FP16", "<f2", "tensor(float16)"),
+    ("FP32", "<f4", "tensor(float)"),
+    ("FP64", "<f8", "tensor(double)"),
+    ("BYTES", "O", "tensor(string)"),
+)
+"""V2's, numpy's and ONNX's names. BF16 is missing: numpy has none."""
 
-DATATYPES: Mapping[str, str] = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(string)": "BYTES",
-}
-"""V2's datatypes of ONNX's types."""
+DTYPES = {datatype: dtype for datatype, dtype, _ in _TYPES}
+DATATYPES = {onnx: datatype for datatype, _, onnx in _TYPES}
 
 HEADER_LENGTH = b"inference-header-content-length"
 JSON = (b"content-type", b"application/json")
 BINARY = (b"content-type", b"application/octet-stream")
-
 
 LARGEST_EMPTY = 8192
 """Product of the sizes of an input without elements that neither its data nor the model prove; zeros aside."""
@@ -231,6 +216,11 @@ def read_v2(
     _complete(arrays, specs)
     if at != len(body):
         raise Invalid(f"body: {len(body) - at} bytes follow the binary data that its inputs name")
+    return arrays, _asked(request, outputs)
+
+
+def _asked(request: _Request, outputs: Sequence[Spec]) -> Asked:
+    """Check the outputs that a request asks for; raises ``Invalid``."""
     binary = request.parameters.get("binary_data_output", False)
     for index, output in enumerate(request.outputs):
         if "classification" in output.parameters:
@@ -240,7 +230,7 @@ def read_v2(
         raise Invalid("outputs: an output comes twice: name each once")
     if unknown := sorted({name for name, _ in asked} - {spec.name for spec in outputs}):
         raise Invalid(f"outputs: the model has no output {', '.join(unknown)}")
-    return arrays, Asked(asked or [(spec.name, binary) for spec in outputs], request.id)
+    return Asked(asked or [(spec.name, binary) for spec in outputs], request.id)
 
 
 def write_v2(
