@@ -1,8 +1,8 @@
-"""One metric, and how a histogram is written."""
+"""One metric, and how samples are written."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class Metric(NamedTuple):
@@ -12,6 +12,25 @@ class Metric(NamedTuple):
     kind: Literal["counter", "gauge", "histogram", "summary"]
     labels: tuple[str, ...]
     text: str
+
+
+class Samples:
+    """Adds samples to metrics. ``families``: prometheus_client's, by name."""
+
+    def __init__(self, families: dict[str, Any]) -> None:
+        self._families = families
+
+    def put(self, name: str, value: float, *labels: object) -> None:
+        """Add the value of a counter or a gauge."""
+        self._families[name].add_metric([str(label) for label in labels], value)
+
+    def histogram(self, name: str, bounds: tuple[float, ...], counts: list[int], total: float, *labels: str) -> None:
+        """Add a histogram: ``counts`` between its bounds, the last beyond them all, and the sum of its values."""
+        self._families[name].add_metric(list(labels), cumulative(bounds, counts), total)
+
+    def summary(self, name: str, count: int, total: float, *labels: str) -> None:
+        """Add a summary: the number of its values, and their sum."""
+        self._families[name].add_metric(list(labels), count, total)
 
 
 def cumulative(bounds: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:

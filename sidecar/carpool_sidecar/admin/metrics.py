@@ -12,10 +12,10 @@ from carpool.batching.counters import CANCELLED, DURATION_BOUNDS, KIND, ROW_BOUN
 from carpool.batching.requests import Refused
 from carpool_sidecar.generation import metrics as generation
 from carpool_sidecar.jobs import metrics as jobs
-from carpool_sidecar.metric import Metric, cumulative
+from carpool_sidecar.metric import Metric, Samples
 
 if TYPE_CHECKING:
-    from carpool.batching.counters import ModelStats
+    from carpool.batching.counters import Stats
     from carpool_sidecar.sidecar import Sidecar
 
 PREFIX = "carpool_"
@@ -256,19 +256,24 @@ class Collector:
             metric.name: kinds[metric.kind](PREFIX + metric.name, metric.text, labels=metric.labels)
             for metric in METRICS
         }
-        self._fill(families)
+        samples, stats = Samples(families), self._sidecar.batcher.stats(self._sidecar.clock())
+        self._models(samples, stats)
+        self._others(samples)
+        self._process(samples, stats)
+        generation.fill(samples, self._sidecar.streams)
+        if self._sidecar.jobs is not None:
+            jobs.fill(samples, self._sidecar.jobs)
         return list(families.values())
 
-    def _fill(self, families: dict[str, Any]) -> None:
-        sidecar = self._sidecar
-        batcher, driver, control = sidecar.batcher, sidecar.driver, sidecar.control
-
-        def put(name: str, value: float, *labels: object) -> None:
-            families[name].add_metric([str(label) for label in labels], value)
-
-        # 1. By model
-        stats, sizes = batcher.stats(sidecar.clock()), self._batch_sizes()
-        for state in batcher.models():
+    def _models(self, samples: Samples, stats: Stats) -> None:
+        """Add what is counted by model."""
+        put, control, counts, sizes = (
+            samples.put,
+            self._sidecar.control,
+            self._sidecar.driver.counts,
+            self._batch_sizes(),
+        )
+        for state in self._sidecar.batcher.models():
             model, counted = state.name, stats.models[state.name]
             for name in ("arrivals", "batchable", "arrivals_squared", "windows", "rows", "bisections"):
                 put(name, getattr(counted, name), model)
@@ -288,7 +293,12 @@ class Collector:
                     put("refused", count, model, reason)
             put("expired", counted.misses.get(Refused.EXPIRED, 0), model)
             put("cancelled", counted.misses.get(CANCELLED, 0), model)
-            self._histograms(families, model, counted, sizes.get(model, _NO_SIZES))
+            seconds = counts.duration_seconds.get(model, 0.0)
+            samples.histogram("request_duration_seconds", DURATION_BOUNDS, counted.durations, seconds, model)
+            samples.histogram("request_rows", ROW_BOUNDS, counted.request_rows, counted.rows, model)
+            samples.summary("queue_wait_seconds", counted.dispatched, counted.queue_seconds, model)
+            rows = counts.batch_rows.get(model, 0)
+            samples.histogram("batch_size", SIZE_BOUNDS, sizes.get(model, _NO_SIZES), rows, model)
             for mode, active in (("batching", not state.passing), ("pass-through", state.passing)):
                 put("mode", active, model, mode)
             put("max_batch", state.cap, model)
@@ -301,38 +311,42 @@ class Collector:
                 put("lowest_utilization_ratio", utilization.lowest, model)
             put("forecast_alarm", model in control.decisions.alarms, model)
             put("model_replaced", control.observer.replaced(model), model)
-        # 2. By other labels
-        for answer, count in driver.counts.answers.items():
-            put("requests", count, *answer)
-        for cause, count in driver.counts.alone.items():
-            put("alone", count, *cause)
-        for cause, count in driver.counts.unpadded.items():
-            put("unpadded", count, *cause)
-        for model, (own, added) in driver.counts.tokens.items():
+
+    def _others(self, samples: Samples) -> None:
+        """Add what is counted by other labels."""
+        put, sidecar = samples.put, self._sidecar
+        counts, control = sidecar.driver.counts, sidecar.control
+        for name, counted in (
+            ("requests", counts.answers),
+            ("alone", counts.alone),
+            ("unpadded", counts.unpadded),
+            ("axis_checks", sidecar.driver.verifier.results),
+            ("tuner_decisions", control.decisions.counts),
+        ):
+            for labels, count in counted.items():
+                put(name, count, *labels)
+        for model, (own, added) in counts.tokens.items():
             put("sequence_tokens", own, model)
             put("padded_tokens", added, model)
-        for check, count in driver.verifier.results.items():
-            put("axis_checks", count, *check)
-        for header, count in driver.counts.fragments.items():
+        for header, count in counts.fragments.items():
             put("key_fragments", count, header)
-        for decision, count in control.decisions.counts.items():
-            put("tuner_decisions", count, *decision)
         if sidecar.changes is not None:
             for why, count in sidecar.changes.rejected.items():
                 put("changes_rejected", count, why)
         for model, count in control.in_force.rollback.counts.items():
             put("rollbacks", count, sidecar.models.label(model))
-        for path, counts in sidecar.forwarded.paths.items():
-            for code, count in counts.statuses.items():
+        for path, forwarded in sidecar.forwarded.paths.items():
+            for code, count in forwarded.statuses.items():
                 put("forwarded_requests", count, *path, code)
-            put("forwarded_slo_hits", counts.hits, *path)
-            families["forwarded_duration_seconds"].add_metric(
-                list(path), cumulative(DURATION_BOUNDS, counts.durations), counts.seconds
+            put("forwarded_slo_hits", forwarded.hits, *path)
+            samples.histogram(
+                "forwarded_duration_seconds", DURATION_BOUNDS, forwarded.durations, forwarded.seconds, *path
             )
-        generation.fill(families, sidecar.streams)
-        if sidecar.jobs is not None:
-            jobs.fill(families, sidecar.jobs)
-        # 3. Of the whole process
+
+    def _process(self, samples: Samples, stats: Stats) -> None:
+        """Add what is counted of the whole process, and its load."""
+        put, sidecar = samples.put, self._sidecar
+        batcher, control = sidecar.batcher, sidecar.control
         now = sidecar.streams.added_to(control.load())
         put("utilization_ratio", now.utilization)
         if now.load is not None:
@@ -363,17 +377,6 @@ class Collector:
         put("host_stall_seconds", sidecar.stalls.total)
         put("tuner_restarts", control.link.restarts)
         put("tuner_errors", control.errors)
-
-    def _histograms(self, families: dict[str, Any], model: str, counted: ModelStats, sizes: list[int]) -> None:
-        driver = self._sidecar.driver
-        families["request_duration_seconds"].add_metric(
-            [model], cumulative(DURATION_BOUNDS, counted.durations), driver.counts.duration_seconds.get(model, 0.0)
-        )
-        families["request_rows"].add_metric([model], cumulative(ROW_BOUNDS, counted.request_rows), counted.rows)
-        families["queue_wait_seconds"].add_metric([model], counted.dispatched, counted.queue_seconds)
-        families["batch_size"].add_metric(
-            [model], cumulative(SIZE_BOUNDS, sizes), driver.counts.batch_rows.get(model, 0)
-        )
 
     def _batch_sizes(self) -> dict[str, list[int]]:
         """Return each model's batches by size, for the histogram."""

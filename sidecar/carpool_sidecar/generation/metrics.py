@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from carpool.exchange.token_streams import BOUNDS
-from carpool_sidecar.metric import Metric, cumulative
+from carpool_sidecar.metric import Metric
 
 if TYPE_CHECKING:
     from carpool_sidecar.generation.engine_streams import Streams
+    from carpool_sidecar.metric import Samples
 
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "ttft",
@@ -77,18 +78,15 @@ METRICS = (
 )
 
 
-def fill(families: dict[str, Any], streams: Streams) -> None:
+def fill(samples: Samples, streams: Streams) -> None:
     """Add the samples."""
-
-    def put(name: str, value: float, *labels: str) -> None:
-        families[name].add_metric(list(labels), value)
-
+    put = samples.put
     for model, counts in streams.models:
         for end, number in counts.ends.items():
             put("generation_requests", number, model, end)
         for name, attribute in _HISTOGRAMS.items():
             histogram = getattr(counts, attribute)
-            families[name].add_metric([model], cumulative(BOUNDS, histogram.counts), histogram.seconds)
+            samples.histogram(name, BOUNDS, histogram.counts, histogram.seconds, model)
         put("prompt_tokens", counts.prompt_tokens, model)
         put("output_tokens", counts.output_tokens, model)
         put("generation_slo_hits", counts.hits, model)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from carpool_sidecar.jobs.records import State
 from carpool_sidecar.metric import Metric
 
 if TYPE_CHECKING:
     from carpool_sidecar.jobs.desk import Desk
+    from carpool_sidecar.metric import Samples
 
 METRICS = (
     Metric("jobs", "gauge", ("state",), "Jobs in the store, by state: queued, running, done, failed, cancelled"),
@@ -21,12 +22,12 @@ METRICS = (
 )
 
 
-def fill(families: dict[str, Any], desk: Desk) -> None:
+def fill(samples: Samples, desk: Desk) -> None:
     """Add the present values."""
     totals = desk.store.totals
     for state in State:
-        families["jobs"].add_metric([state], totals[state])
-    families["jobs_batch_lines"].add_metric([], totals["lines"])
-    families["jobs_bytes"].add_metric([], totals["bytes"])
-    families["jobs_in_flight"].add_metric([], len(desk.runner.flights))
-    families["jobs_limit"].add_metric([], desk.runner.headroom.limit)
+        samples.put("jobs", totals[state], state)
+    samples.put("jobs_batch_lines", totals["lines"])
+    samples.put("jobs_bytes", totals["bytes"])
+    samples.put("jobs_in_flight", len(desk.runner.flights))
+    samples.put("jobs_limit", desk.runner.headroom.limit)
