@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-from collections import defaultdict
 from ipaddress import ip_address
 from time import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -25,6 +24,7 @@ from carpool_sidecar.tuning.replica_load import ModelLoad
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from carpool.batching.model_state import ModelState
     from carpool_sidecar.http1.parsing import HttpError
     from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.models import Entry
@@ -265,8 +265,7 @@ class AdminApp:
 def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
     """Build the report, with ``arrivals`` of the last arrivals."""
     batcher, changes, now = sidecar.batcher, sidecar.changes, sidecar.clock()
-    loads = defaultdict(lambda: ModelLoad(rate=0.0), sidecar.control.load().models)
-    verifier = sidecar.driver.verifier
+    loads = sidecar.control.load().models
     return report.Report(
         stats=batcher.stats(now),
         uptime_seconds=now - sidecar.started_at,
@@ -285,43 +284,8 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
             in_flight=batcher.in_flight,
             slots=batcher.slots,
         ),
-        lanes={
-            state.name: report.Lane(
-                parameters=state.in_force,
-                pass_through=state.passing,
-                queued_requests=state.load.requests,
-                cap=state.cap,
-                ceiling=state.limits.ceiling,
-                quarantined=state.isolation.quarantined,
-                service_seconds=None if state.belief.estimate is None else state.belief.estimate.times,
-                service_noise=None if state.belief.estimate is None else state.belief.estimate.noise,
-                executors=None if state.belief.estimate is None else state.belief.estimate.executors,
-                forecast_alarm=sidecar.control.decisions.alarms.get(state.name, ""),
-                capacity=loads[state.name].capacity,
-                capacity_lower=loads[state.name].capacity_lower,
-                capacity_zero_wait=loads[state.name].capacity_zero_wait,
-                capacity_alone=loads[state.name].capacity_alone,
-                capacity_by_hand=loads[state.name].capacity_by_hand,
-                replaced=sidecar.control.observer.replaced(state.name),
-                arrivals=list(state.counters.recent)[-arrivals:] if arrivals else [],
-            )
-            for state in batcher.models()
-        },
-        models=[
-            report.ModelEntry(
-                name=entry.model,
-                version=entry.version,
-                lane=entry.lane,
-                merges=verifier.merges(entry),
-                max_batch=entry.max_batch,
-                axis=sidecar.models.reason(entry),
-                verified=verified.value,
-                evidence=evidence,
-                padding=_padding(sidecar, entry),
-                trouble=sidecar.driver.counts.failed_all(entry.lane) or advice(entry.headers.own),
-            )
-            for entry, (verified, evidence) in ((entry, verifier.state(entry)) for entry in sidecar.models)
-        ],
+        lanes={state.name: _lane(sidecar, state, loads.get(state.name), arrivals) for state in batcher.models()},
+        models=[_entry(sidecar, entry) for entry in sidecar.models],
         alone=[
             report.Alone(*cause, requests, sidecar.driver.counts.why.get(cause, ""))
             for cause, requests in sidecar.driver.counts.alone.items()
@@ -335,6 +299,47 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
         token_streams=report_of(sidecar.streams),
         jobs=None if sidecar.jobs is None else sidecar.jobs.report(),
         stalls=report.Stalls(sidecar.stalls.count, sidecar.stalls.total),
+    )
+
+
+def _lane(sidecar: Sidecar, state: ModelState, load: ModelLoad | None, arrivals: int) -> report.Lane:
+    """Return the state of a model's requests; ``load``: ``None`` for a model that is new."""
+    estimate, load = state.belief.estimate, load or ModelLoad(rate=0.0)
+    return report.Lane(
+        parameters=state.in_force,
+        pass_through=state.passing,
+        queued_requests=state.load.requests,
+        cap=state.cap,
+        ceiling=state.limits.ceiling,
+        quarantined=state.isolation.quarantined,
+        service_seconds=None if estimate is None else estimate.times,
+        service_noise=None if estimate is None else estimate.noise,
+        executors=None if estimate is None else estimate.executors,
+        forecast_alarm=sidecar.control.decisions.alarms.get(state.name, ""),
+        capacity=load.capacity,
+        capacity_lower=load.capacity_lower,
+        capacity_zero_wait=load.capacity_zero_wait,
+        capacity_alone=load.capacity_alone,
+        capacity_by_hand=load.capacity_by_hand,
+        replaced=sidecar.control.observer.replaced(state.name),
+        arrivals=list(state.counters.recent)[-arrivals:] if arrivals else [],
+    )
+
+
+def _entry(sidecar: Sidecar, entry: Entry) -> report.ModelEntry:
+    verifier = sidecar.driver.verifier
+    verified, evidence = verifier.state(entry)
+    return report.ModelEntry(
+        name=entry.model,
+        version=entry.version,
+        lane=entry.lane,
+        merges=verifier.merges(entry),
+        max_batch=entry.max_batch,
+        axis=sidecar.models.reason(entry),
+        verified=verified.value,
+        evidence=evidence,
+        padding=_padding(sidecar, entry),
+        trouble=sidecar.driver.counts.failed_all(entry.lane) or advice(entry.headers.own),
     )
 
 
