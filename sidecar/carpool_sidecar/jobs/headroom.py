@@ -43,19 +43,15 @@ class Headroom:
 
     def __init__(self, most: int, allowed: float = 0.01) -> None:
         self.allowed = allowed
+        self.share = 0.0
+        """Share of the last second or so for which the device was busy."""
         self._most = most
         self._refusing: dict[str, Refusing] = {}
         self._misses = Pause()
         self._limit = 1.0
         self._growth = FIRST_GROWTH
-        self._share = 0.0
         self._seen: tuple[Seen, float] | None = None
         self._judged: tuple[Seen, float] | None = None
-
-    @property
-    def share(self) -> float:
-        """Share of the last second or so for which the device was busy."""
-        return self._share
 
     @property
     def limit(self) -> int:
@@ -74,7 +70,7 @@ class Headroom:
             return  # too short for a measurement
         fresh = min(1.0, max(0.0, seen.busy - before.busy) / elapsed)
         weight = min(1.0, elapsed / MEMORY)
-        self._share += weight * (fresh - self._share)
+        self.share += weight * (fresh - self.share)
         self._seen = (seen, now)
 
     def _judge(self, seen: Seen, now: float) -> None:
@@ -99,7 +95,7 @@ class Headroom:
 
     def room(self, under_way: int, now: float) -> int:
         """Return how many jobs may begin now."""
-        if self._share > SHARE or not self._misses.over(now):
+        if self.share > SHARE or not self._misses.over(now):
             return 0
         return max(0, self.limit - under_way)
 

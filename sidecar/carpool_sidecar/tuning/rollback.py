@@ -131,15 +131,7 @@ class Rollback:
             if verdict is None:
                 continue
             self.counts[state.name] += 1
-            self.rolled_back[state.name] = RolledBack(
-                model=state.name,
-                generation=verdict.generation,
-                rejected=verdict.rejected,
-                back_to=verdict.back_to,
-                back_to_generation=verdict.back_to_generation,
-                reason=verdict.reason,
-                at=time(),
-            )
+            self.rolled_back[state.name] = RolledBack(model=state.name, at=time(), **verdict._asdict())
             self._log.warning(
                 "parameters undone",
                 extra={
