@@ -198,7 +198,7 @@ class OnProbation:
         if pushed and verdict is not None:
             self.requests = self._ended - (self._missing_since or 0)
             return [self._good]
-        if not pushed and now >= PROVEN and self._probation.good:
+        if not pushed and now >= PROVEN and self._probation.standing.good:
             self.pushed = True
             self._probation.change(self._bad.parameters, 2)
             return [self._bad]

@@ -61,12 +61,7 @@ METRICS = (
         "learn server concurrency: don't add them up",
     ),
     Metric("batch_busy_seconds", "counter", _CELL, "Their seconds with the upstream"),
-    Metric(
-        "batch_busy_seconds_squared",
-        "counter",
-        _CELL,
-        "Their squared seconds, summed",
-    ),
+    Metric("batch_busy_seconds_squared", "counter", _CELL, "Their squared seconds, summed"),
     Metric("device_busy_seconds", "counter", (), "Wall seconds with at least one batch in flight"),
     Metric("slo_target_seconds", "gauge", ("quantile",), "The SLO in force: seconds by quantile"),
     Metric(
@@ -178,16 +173,10 @@ METRICS = (
         "Forecast of the highest rate that one replica serves within the SLO, the device to itself",
     ),
     Metric(
-        "capacity_lower_requests_per_second",
-        "gauge",
-        ("model",),
-        "The same at the upper confidence of batch latency",
+        "capacity_lower_requests_per_second", "gauge", ("model",), "The same at the upper confidence of batch latency"
     ),
     Metric(
-        "capacity_zero_wait_requests_per_second",
-        "gauge",
-        ("model",),
-        "The same if no request ever waited for others",
+        "capacity_zero_wait_requests_per_second", "gauge", ("model",), "The same if no request ever waited for others"
     ),
     Metric("capacity_unbatched_requests_per_second", "gauge", ("model",), "The same without batching"),
     Metric(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
 
 from carpool_sidecar.frames import framed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Sampling(Struct, frozen=True):
@@ -115,8 +118,6 @@ class Pong(Struct, tag=True, frozen=True):
 Reply: TypeAlias = Ready | Broken | Refused | Accepted | Stepped | Pong
 
 _encoder = msgspec.msgpack.Encoder()
-_messages = msgspec.msgpack.Decoder(Add | Cancel | Ping)
-_replies = msgspec.msgpack.Decoder(Ready | Broken | Refused | Accepted | Stepped | Pong)
 
 
 def frame(message: Message | Reply) -> bytes:
@@ -124,13 +125,10 @@ def frame(message: Message | Reply) -> bytes:
     return framed(_encoder.encode(message))
 
 
-def read_message(body: bytes) -> Message:
-    """Decode a message to the computing process, without its length."""
-    message: Message = _messages.decode(body)
-    return message
+read_message: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Add | Cancel | Ping).decode
+"""Decodes a message to the computing process, without its length."""
 
-
-def read_reply(body: bytes) -> Reply:
-    """Decode a reply, without its length."""
-    reply: Reply = _replies.decode(body)
-    return reply
+read_reply: Callable[[bytes], Reply] = msgspec.msgpack.Decoder(
+    Ready | Broken | Refused | Accepted | Stepped | Pong
+).decode
+"""Decodes a reply, without its length."""

@@ -24,11 +24,7 @@ class ParametersInForce:
     """
 
     def __init__(
-        self,
-        batcher: Batcher,
-        do: Callable[[Iterable[Action]], None],
-        clock: Callable[[], float],
-        log: logging.Logger,
+        self, batcher: Batcher, do: Callable[[Iterable[Action]], None], clock: Callable[[], float], log: logging.Logger
     ) -> None:
         self.rollback = Rollback(batcher, self.put, log)
         self._batcher = batcher

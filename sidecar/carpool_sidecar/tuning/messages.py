@@ -5,7 +5,7 @@ Not JSON: forecasts of an overload are infinite, which JSON can't express.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -14,6 +14,9 @@ from carpool.forecasting.capacity import Capacity
 from carpool.policy.durations import Duration, Quantity
 from carpool.policy.parameters import Parameters
 from carpool_sidecar.frames import framed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
@@ -78,8 +81,6 @@ def _decode(kind: type, value: Any) -> object:  # noqa: ANN401 - a number
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode)
-_messages = msgspec.msgpack.Decoder(Setup | Observations, dec_hook=_decode)
-_replies = msgspec.msgpack.Decoder(Decided | Answered | Measured, dec_hook=_decode)
 
 
 def frame(message: Message | Reply) -> bytes:
@@ -87,13 +88,8 @@ def frame(message: Message | Reply) -> bytes:
     return framed(_encoder.encode(message))
 
 
-def read_message(body: bytes) -> Message:
-    """Decode a message to the tuner, without its length."""
-    message: Message = _messages.decode(body)
-    return message
+read_message: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Setup | Observations, dec_hook=_decode).decode
+"""Decodes a message to the tuner, without its length."""
 
-
-def read_reply(body: bytes) -> Reply:
-    """Decode a reply of the tuner, without its length."""
-    reply: Reply = _replies.decode(body)
-    return reply
+read_reply: Callable[[bytes], Reply] = msgspec.msgpack.Decoder(Decided | Answered | Measured, dec_hook=_decode).decode
+"""Decodes a reply of the tuner, without its length."""

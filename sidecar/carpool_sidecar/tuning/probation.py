@@ -34,16 +34,18 @@ class Verdict(NamedTuple):
     reason: str
 
 
-class _Standing:
+class Standing:
     """The evidence on one set of parameters."""
 
     def __init__(self, parameters: Parameters, generation: int, quantile: float) -> None:
         self.parameters = parameters
         self.generation = generation
+        """The change that named them last."""
         self.against = MissTest(quantile)
         self.proof = MissTest(quantile)
         self.seconds = 0.0
         self.good = False
+        """Whether they have been shown to meet the SLO."""
         self.peak = 0.0
         """Rows per second of the busiest interval in which the SLO was met."""
         self.sustained = 0.0
@@ -65,46 +67,32 @@ class Probation:
     def __init__(self, quantile: float, parameters: Parameters, generation: int) -> None:
         """Begin with the parameters in force, without evidence. ``quantile``: of the SLO, 0.99 for p99."""
         self._quantile = quantile
-        self._now = _Standing(parameters, generation, quantile)
-        self._before: _Standing | None = None
+        self.standing = Standing(parameters, generation, quantile)
+        """Of the parameters in force."""
+        self._before: Standing | None = None
         """The previous, good parameters, while those in force are not good yet."""
         self._recent: deque[tuple[float, int]] = deque()
 
-    @property
-    def parameters(self) -> Parameters:
-        """Those in force."""
-        return self._now.parameters
-
-    @property
-    def generation(self) -> int:
-        """The change that named those in force last."""
-        return self._now.generation
-
-    @property
-    def good(self) -> bool:
-        """Whether those in force have been shown to meet the SLO."""
-        return self._now.good
-
     def change(self, parameters: Parameters, generation: int) -> None:
         """Note a change; if it names the same parameters, their evidence is kept."""
-        if parameters == self._now.parameters:
-            self._now.generation = generation
+        if parameters == self.standing.parameters:
+            self.standing.generation = generation
             return
-        if self._now.good:
-            self._before = self._now
+        if self.standing.good:
+            self._before = self.standing
         if self._before is not None and self._before.parameters == parameters:
             self._return()
-            self._now.generation = generation
+            self.standing.generation = generation
         else:
-            self._now = _Standing(parameters, generation, self._quantile)
+            self.standing = Standing(parameters, generation, self._quantile)
 
     def lead_to(self, parameters: Parameters) -> None:
         """Note the parameters that first calls led to: the evidence is about these."""
-        self._now.parameters = parameters
+        self.standing.parameters = parameters
 
     def forget(self) -> None:
         """Forget the good parameters: the model, its server, or the SLO has changed."""
-        self._now = _Standing(self._now.parameters, self._now.generation, self._quantile)
+        self.standing = Standing(self.standing.parameters, self.standing.generation, self._quantile)
         self._before = None
         self._recent.clear()
 
@@ -114,7 +102,7 @@ class Probation:
         ``rows`` arrived; ``hits`` requests were answered in time, ``late`` ones missed but might not have with other
         parameters, ``failed`` ones failed by the upstream's fault.
         """
-        now = self._now
+        now = self.standing
         requests = hits + late
         self._recent.append((seconds, rows))
         lasted = sum(each for each, _ in self._recent)
@@ -142,13 +130,13 @@ class Probation:
         counted = now.against
         reason = f"{counted.misses} of {counted.requests} requests were late where {1 - self._quantile:.3g} may be"
         if self._before is None:
-            self._now = _Standing(now.parameters, now.generation, self._quantile)
+            self.standing = Standing(now.parameters, now.generation, self._quantile)
             return None
         self._return()
-        return Verdict(now.parameters, now.generation, self._now.parameters, self._now.generation, reason)
+        return Verdict(now.parameters, now.generation, self.standing.parameters, self.standing.generation, reason)
 
     def _return(self) -> None:
         """Restore the good parameters."""
         assert self._before is not None  # noqa: S101 - for the type checker: asked before
-        self._now, self._before = self._before, None
-        self._now.against.restart()
+        self.standing, self._before = self._before, None
+        self.standing.against.restart()

@@ -35,9 +35,9 @@ def proven(rate=200):
     """Parameters that were good, and others that just replaced them."""
     probation = Probation(0.99, GOOD, 1)
     assert feed(probation, 20, rate) == []
-    assert probation.good
+    assert probation.standing.good
     probation.change(OTHER, 2)
-    assert not probation.good
+    assert not probation.standing.good
     return probation
 
 
@@ -51,7 +51,7 @@ def test_what_misses_where_those_before_kept_is_taken_back():
     assert (verdict.rejected, verdict.back_to) == (OTHER, GOOD)
     assert (verdict.generation, verdict.back_to_generation) == (2, 1)
     assert "requests were late where 0.01 may be" in verdict.reason
-    assert (probation.parameters, probation.generation) == (GOOD, 1)
+    assert (probation.standing.parameters, probation.standing.generation) == (GOOD, 1)
 
 
 @pytest.mark.parametrize(("missing", "within"), [(0.02, 3000), (0.05, 800), (0.2, 310), (1.0, 310)])
@@ -73,15 +73,15 @@ def test_good_ones_are_seldom_taken_back():
 def test_what_has_proven_itself_is_not_taken_back_any_more():
     probation = proven()
     feed(probation, 20)
-    assert probation.good
+    assert probation.standing.good
     assert feed(probation, 20, missing=0.5) == []
-    assert (probation.parameters, probation.good) == (OTHER, False)
+    assert (probation.standing.parameters, probation.standing.good) == (OTHER, False)
 
 
 def test_a_few_good_seconds_at_a_high_rate_prove_nothing():
     probation = proven(2000)
     assert feed(probation, PROVEN_AFTER - 1, 2000) == []
-    assert not probation.good
+    assert not probation.standing.good
     assert len(feed(probation, 5, 2000, missing=0.5)) == 1
 
 
@@ -90,7 +90,7 @@ def test_where_nothing_was_good_there_is_nothing_to_go_back_to():
     assert feed(probation, 10, missing=0.5) == []
     probation.change(OTHER, 2)
     assert feed(probation, 10, missing=0.5) == []
-    assert probation.parameters == OTHER
+    assert probation.standing.parameters == OTHER
 
 
 # -- what is no fault of the parameters
@@ -111,7 +111,7 @@ def test_at_a_comparable_load_it_is(factor):
 def test_a_higher_load_that_is_kept_proves_all_the_more():
     probation = proven()
     assert feed(probation, 20, 500) == []
-    assert probation.good
+    assert probation.standing.good
     probation.change(BAD, 3)
     assert len(feed(probation, 10, 500, missing=0.5)) == 1
 
@@ -124,7 +124,7 @@ def test_no_requests_are_no_evidence():
     probation = proven()
     for _ in range(100):
         assert probation.observe(0.5, 0, 0, 0, 0) is None
-    assert not probation.good
+    assert not probation.standing.good
 
 
 # -- changes that come meanwhile
@@ -143,20 +143,20 @@ def test_the_same_parameters_named_again_go_on_as_they_were():
     feed(probation, 9)
     probation.change(OTHER, 3)
     feed(probation, 1)
-    assert (probation.good, probation.generation) == (True, 3)
+    assert (probation.standing.good, probation.standing.generation) == (True, 3)
 
 
 def test_good_ones_named_again_are_good_still():
     probation = proven()
     probation.change(GOOD, 3)
-    assert (probation.good, probation.generation) == (True, 3)
+    assert (probation.standing.good, probation.standing.generation) == (True, 3)
 
 
 def test_another_slo_or_model_forgets_the_parameters_that_were_good():
     probation = proven()
     probation.forget()
     assert feed(probation, 10, missing=0.5) == []
-    assert probation.parameters == OTHER
+    assert probation.standing.parameters == OTHER
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.9, 0.95, 0.999])
@@ -164,7 +164,7 @@ def test_any_percentile_has_its_own_measure(quantile):
     probation = Probation(quantile, GOOD, 1)
     kept, broken = (1 - quantile) / 4, min(8 * (1 - quantile), 0.95)
     feed(probation, 120, missing=kept)
-    assert probation.good
+    assert probation.standing.good
     probation.change(OTHER, 2)
     assert len(feed(probation, 60, missing=broken)) == 1
 
@@ -212,7 +212,7 @@ def play(rate, changes, *, seconds=60.0, seed=1, rates=()):
 def test_a_bad_configuration_is_taken_back_within_310_requests_after_it_began_to_miss(rate, bad, seed):
     outcome, ((now, requests, verdict),), probation = play(rate, [(20.0, bad, 2)], seed=seed)
     assert requests <= 310
-    assert verdict.back_to == GOOD == probation.parameters
+    assert verdict.back_to == GOOD == probation.standing.parameters
     assert outcome.summary(now + 2.0).miss_fraction < 0.01, "and all is well again"
 
 
@@ -220,11 +220,11 @@ def test_a_bad_configuration_is_taken_back_within_310_requests_after_it_began_to
 def test_a_good_configuration_is_never_taken_back(seed):
     _, verdicts, probation = play(600, [(20.0, OTHER, 2)], seed=seed)
     assert verdicts == []
-    assert (probation.parameters, probation.good) == (OTHER, True)
+    assert (probation.standing.parameters, probation.standing.good) == (OTHER, True)
 
 
 def test_a_surge_after_a_change_is_not_held_against_it():
     # From 600 to 2,400 requests/s two seconds after the change, for 20 s: no parameters meet the SLO at that.
     _, verdicts, probation = play(600, [(20.0, OTHER, 2)], rates=[(22.0, 42.0, 1800)])
     assert verdicts == []
-    assert probation.parameters == OTHER
+    assert probation.standing.parameters == OTHER
