@@ -47,6 +47,7 @@ class Changes:
         self.authority = authority
         self.directory = directory
         self.in_force: Change | None = None
+        """The newest one, unless a newer configuration file is in force."""
         self.newest = 0
         """Generation of the newest one so far, in force or not: older ones are outdated copies."""
         self.rejected: Counter[str] = Counter()

@@ -14,6 +14,7 @@ from carpool_sidecar.jobs.records import Refused, State
 from carpool_sidecar.jobs.runner import Runner
 from carpool_sidecar.jobs.storage.batches import Batches
 from carpool_sidecar.jobs.storage.database import Database
+from carpool_sidecar.jobs.storage.files import Files
 from carpool_sidecar.jobs.storage.jobs import JobStore
 from carpool_sidecar.jobs.storage.writer import Writer
 
@@ -43,7 +44,8 @@ class Desk:
         self.credential = credential(settings)
         self._database = Database(settings.path)
         self.store = JobStore(self._database, settings)
-        self.batches = Batches(self._database, self.store, settings)
+        self.files = Files(self._database, self.store, settings)
+        self.batches = Batches(self._database, self.store, self.files, settings)
         self._log = log
         found = self._recover(config.policy.idempotent)
         if found:

@@ -7,6 +7,7 @@ import pytest
 from carpool_sidecar.config.settings import Jobs
 from carpool_sidecar.jobs.storage.batches import Batches
 from carpool_sidecar.jobs.storage.database import Database
+from carpool_sidecar.jobs.storage.files import Files
 from carpool_sidecar.jobs.storage.jobs import JobStore
 
 
@@ -20,7 +21,8 @@ class Disk:
     def open(self):
         self.database = Database(self.settings.path)
         self.store = JobStore(self.database, self.settings)
-        self.batches = Batches(self.database, self.store, self.settings)
+        self.files = Files(self.database, self.store, self.settings)
+        self.batches = Batches(self.database, self.store, self.files, self.settings)
 
     def again(self, now=0.0, *, idempotent=True):
         self.database.close()

@@ -15,7 +15,7 @@ from carpool_sidecar.jobs.api.handling import Gauge, Handling, Page, respond
 from carpool_sidecar.jobs.api.shapes import shown_batch, shown_file, shown_list
 from carpool_sidecar.jobs.api.upload import Upload
 from carpool_sidecar.jobs.records import UNREADABLE, Refused
-from carpool_sidecar.jobs.storage.batches import Mark
+from carpool_sidecar.jobs.storage.files import Mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -73,7 +73,7 @@ class OpenAI:
     async def _files(self, exchange: Exchange) -> None:
         desk, page = self._desk, Page(exchange.query)
         owner = desk.owner_of(exchange)
-        files, more = await desk.writer.do(lambda: desk.batches.listed_files(owner, page.after, page.limit))
+        files, more = await desk.writer.do(lambda: desk.files.listed(owner, page.after, page.limit))
         respond(exchange, 200, shown_list([shown_file(file) for file in files], more))
 
     async def _file(self, exchange: Exchange) -> None:
@@ -86,14 +86,14 @@ class OpenAI:
         mark: Mark | None = Mark()
         while mark is not None and not exchange.ended:
             at = mark
-            data, mark = await desk.writer.do(lambda at=at: desk.batches.piece(file, at))  # type: ignore[misc] # bound now
+            data, mark = await desk.writer.do(lambda at=at: desk.files.piece(file, at))  # type: ignore[misc] # bound now
             exchange.write(data)
             await gauge.wait()
         exchange.end()
 
     async def _delete(self, exchange: Exchange) -> None:
         desk, identity = self._desk, _identity(exchange)
-        await desk.writer.do(lambda: desk.batches.delete_file(identity))
+        await desk.writer.do(lambda: desk.files.delete(identity))
         respond(exchange, 200, {"id": identity, "object": "file", "deleted": True})
 
     async def _create(self, exchange: Exchange) -> None:
@@ -135,7 +135,7 @@ class OpenAI:
 
     async def _found(self, exchange: Exchange) -> File:
         desk, identity = self._desk, _identity(exchange)
-        return await desk.writer.do(lambda: desk.batches.file(identity))
+        return await desk.writer.do(lambda: desk.files.get(identity))
 
 
 def _identity(exchange: Exchange) -> str:

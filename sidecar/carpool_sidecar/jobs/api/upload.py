@@ -11,7 +11,7 @@ from carpool_sidecar.jobs.api.handling import Aside, no_room, respond
 from carpool_sidecar.jobs.api.multipart import Form, FormError, Part
 from carpool_sidecar.jobs.api.shapes import shown_file
 from carpool_sidecar.jobs.records import Refused
-from carpool_sidecar.jobs.storage.batches import PIECE
+from carpool_sidecar.jobs.storage.files import PIECE
 
 if TYPE_CHECKING:
     from typing import Any
@@ -74,8 +74,8 @@ class Upload(Aside):
             if rest := self._content.rest():
                 self._write(rest)
             self._over = True
-            content, batches, file = self._content, self._desk.batches, self._file
-            done = self._desk.writer.do(lambda: batches.complete_file(file, content.size, content.lines))
+            content, files, file = self._content, self._desk.files, self._file
+            done = self._desk.writer.do(lambda: files.complete(file, content.size, content.lines))
             done.add_done_callback(self._completed)
 
     def aborted(self) -> None:
@@ -101,8 +101,8 @@ class Upload(Aside):
                     raise _wrong("the form has two files")
                 self._begun = True
                 name, length = event.file[:256], max(0, self._exchange.length)
-                batches, file, owner = self._desk.batches, self._file, self._owner
-                done = self._desk.writer.do(lambda: batches.begin_file(file, name, owner, length, time()))
+                files, file, owner = self._desk.files, self._file, self._owner
+                done = self._desk.writer.do(lambda: files.begin(file, name, owner, length, time()))
                 done.add_done_callback(self._stored)
             return
         assert self._part is not None  # noqa: S101 - for the type checker: bytes belong to a part
@@ -118,12 +118,12 @@ class Upload(Aside):
         self._fields[self._part.name] = value
 
     def _write(self, piece: bytes) -> None:
-        batches, file, number = self._desk.batches, self._file, self._pieces
+        files, file, number = self._desk.files, self._file, self._pieces
         self._pieces += 1
         self._waiting += 1
         if self._waiting >= AHEAD:
             self._exchange.pause_reading()
-        done = self._desk.writer.do(lambda: batches.add_piece(file, number, piece))
+        done = self._desk.writer.do(lambda: files.add(file, number, piece))
         size = len(piece)
         done.add_done_callback(lambda done: self._written(done, size))
 
@@ -158,9 +158,9 @@ class Upload(Aside):
             return
         self._over = True
         if self._begun:
-            batches, file = self._desk.batches, self._file
+            files, file = self._desk.files, self._file
             # If the disk fails here too, the next start deletes it.
-            self._desk.writer.do(lambda: batches.drop_file(file)).add_done_callback(asyncio.Future.exception)
+            self._desk.writer.do(lambda: files.drop(file)).add_done_callback(asyncio.Future.exception)
 
 
 class Content:

@@ -1,29 +1,27 @@
-"""Files and batches on disk: input in pieces, lines and results one by one; nothing is held in memory as a whole."""
+"""Batches on disk: lines and results one by one; nothing is held in memory as a whole."""
 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from carpool_sidecar.jobs.records import ANY, Batch, Call, File, Outcome, Place, Refused, Rest, Stage, Task, path_of
+from carpool_sidecar.jobs.records import ANY, Batch, Call, Outcome, Place, Refused, Rest, Stage, Task, path_of
 from carpool_sidecar.jobs.storage import lines
 from carpool_sidecar.jobs.storage.database import SHIFT
-from carpool_sidecar.jobs.storage.jobs import MOST_ATTEMPTS, MOST_INTERRUPTED, PURGED
+from carpool_sidecar.jobs.storage.files import unknown
+from carpool_sidecar.jobs.storage.jobs import MOST_ATTEMPTS, MOST_INTERRUPTED
 
 if TYPE_CHECKING:
     from carpool_sidecar.config.settings import Jobs
     from carpool_sidecar.jobs.storage.database import Database
+    from carpool_sidecar.jobs.storage.files import Files
     from carpool_sidecar.jobs.storage.jobs import JobStore
-
-PIECE = 256 * 1024
-"""Bytes of a file in one row."""
 
 READ = 1000
 """Most lines that are read for one claim, if many can't be sent: some 10 ms."""
 
-_FILE = "id, seq, name, purpose, created, expires, size, lines, batch, failed"
 _BATCH = (
     "id, seq, stage, endpoint, window, file_id, created, expires, total, completed, failed, started, cancelling, ended,"
     " output, errors, metadata"
@@ -31,122 +29,21 @@ _BATCH = (
 _JSON = [("content-type", "application/json")]
 
 
-class Mark(NamedTuple):
-    """Where to go on in a file: at its piece, or its line, of this number; ``at``: bytes of the line that were read."""
-
-    number: int = 0
-    at: int = 0
-
-
 class Batches:
-    """The files and batches. All methods are work for the writer's thread."""
+    """The batches. All methods are work for the writer's thread."""
 
-    def __init__(self, database: Database, store: JobStore, settings: Jobs) -> None:
+    def __init__(self, database: Database, store: JobStore, files: Files, settings: Jobs) -> None:
         self._run = database.connection.execute
-        self._blob = database.connection.blobopen
         self._store = store
+        self._files = files
         self._settings = settings
-        self._piece: tuple[int, bytes] = (-1, b"")
-        """The piece read last: its place and its content."""
-
-    # Files
-
-    def begin_file(self, identity: str, name: str, owner: bytes | None, size: int, now: float) -> None:
-        """Reserve room for a file of about ``size`` bytes. It exists from ``complete_file`` on."""
-        self._store.check_room(size, "a file")
-        self._run(
-            "INSERT INTO files(id, owner, state, name, purpose, created, expires, size, lines)"
-            " VALUES (?, ?, 'uploading', ?, 'batch', ?, ?, 0, 0)",
-            (identity, owner, name, now, now + float(self._settings.keep_for)),
-        )
-
-    def add_piece(self, identity: str, number: int, data: bytes) -> None:
-        """Store the next piece of a file: ``PIECE`` bytes, except for the last."""
-        self._store.check_room(len(data), "a file")
-        added = self._run(
-            "INSERT INTO pieces SELECT (seq << ?) | ?, ? FROM files WHERE id = ? AND state = 'uploading'",
-            (SHIFT, number, data, identity),
-        )
-        if not added.rowcount:
-            raise _unknown("file", identity)
-
-    def complete_file(self, identity: str, size: int, count: int) -> File:
-        """Mark a file as complete, with so many lines."""
-        # If a piece was refused there is no such file.
-        self._run(
-            "UPDATE files SET state = 'ready', size = :size, lines = :count WHERE id = :id AND :size ="
-            " (SELECT coalesce(sum(length(data)), 0) FROM pieces WHERE place >= seq << :shift"
-            " AND place < (seq + 1) << :shift)",
-            {"id": identity, "size": size, "count": count, "shift": SHIFT},
-        )
-        return self.file(identity)
-
-    def drop_file(self, identity: str) -> None:
-        """Delete a file; the next sweeps delete its pieces."""
-        self._run("UPDATE files SET state = 'gone' WHERE id = ?", (identity,))
-
-    def file(self, identity: str) -> File:
-        """Return a file; raises ``Refused`` where there is none."""
-        found = self._files("id = ? AND state = 'ready'", identity)
-        if not found:
-            raise _unknown("file", identity)
-        return found[0]
-
-    def delete_file(self, identity: str) -> None:
-        """Delete a file that no batch reads."""
-        file = self.file(identity)
-        busy = self._run(
-            "SELECT id FROM batches WHERE file = ? AND stage IN ('in_progress', 'cancelling')", (file.seq,)
-        ).fetchone()
-        if busy is not None:
-            raise Refused(409, "jobs-in-use", f"batch {busy[0]} reads this file: cancel it first")
-        self.drop_file(identity)
-
-    def listed_files(self, owner: bytes, after: str | None, limit: int) -> tuple[list[File], bool]:
-        """Return an owner's files, newest first; and whether there are more."""
-        before = 2**62 if after is None else self.file(after).seq
-        found = self._files(
-            "owner = ? AND state = 'ready' AND seq < ? ORDER BY seq DESC LIMIT ?", owner, before, limit + 1
-        )
-        return found[:limit], len(found) > limit
-
-    def piece(self, file: File, mark: Mark) -> tuple[bytes, Mark | None]:
-        """Return the next bytes of a file, less than two pieces, and the next mark; None: the end."""
-        if file.batch is None:
-            row = self._run("SELECT data FROM pieces WHERE place = ?", (file.seq << SHIFT | mark.number,)).fetchone()
-            return (b"", None) if row is None else (row[0], Mark(mark.number + 1))
-        parts: list[bytes] = []
-        size = 0
-        for place, data in self._run(
-            "SELECT place, CASE WHEN length(data) <= ? THEN data END FROM results"
-            " WHERE place >= ? AND place < ? AND failed = ? ORDER BY place",
-            (PIECE, file.batch << SHIFT | mark.number, file.batch + 1 << SHIFT, file.failed),
-        ):
-            number = place & (1 << SHIFT) - 1
-            if data is None:
-                return (b"".join(parts), Mark(number)) if parts else self._part(place, Mark(number, mark.at))
-            parts.append(data)
-            size += len(data)
-            if size >= PIECE:
-                return b"".join(parts), Mark(number + 1)
-        return b"".join(parts), None
-
-    def _part(self, place: int, mark: Mark) -> tuple[bytes, Mark]:
-        """Return the next piece of a long result."""
-        with self._blob("results", "data", place, readonly=True) as blob:
-            blob.seek(mark.at)
-            data, whole = blob.read(PIECE), len(blob)
-        at = mark.at + len(data)
-        return data, Mark(mark.number, at) if at < whole else Mark(mark.number + 1)
-
-    # Batches
 
     def create(
         self, file_id: str, endpoint: str, window: str, seconds: float, metadata: bytes, owner: bytes | None, now: float
     ) -> Batch:
         """Accept a batch; raises ``Refused``."""
         self._store.check_number()
-        file = self.file(file_id)
+        file = self._files.get(file_id)
         if file.batch is not None or not file.lines:
             raise Refused(400, "jobs-input", f"{file_id} has no requests: upload JSON lines with purpose batch")
         identity = f"batch_{secrets.token_hex(16)}"
@@ -161,7 +58,7 @@ class Batches:
         """Return a batch; raises ``Refused`` where there is none."""
         found = self._batches("id = ?", identity)
         if not found:
-            raise _unknown("batch", identity)
+            raise unknown("batch", identity)
         return found[0]
 
     def listed(self, owner: bytes, after: str | None, limit: int) -> tuple[list[Batch], bool]:
@@ -226,7 +123,7 @@ class Batches:
                 return
             if not outcome.reached:
                 outcome = Outcome(of, None, "expired" if cancelling is None else "cancelled")
-        name = lines.custom_id(self._text(file, position, length))
+        name = lines.custom_id(self._files.line(file, position, length))
         good = outcome.answer is not None and 200 <= outcome.answer.status < 300
         self._keep(place, lines.written(name, outcome, attempts, rerun=bool(rerun)), failed=not good)
         self._run("DELETE FROM lines WHERE place = ?", (place,))
@@ -236,7 +133,7 @@ class Batches:
 
     def recover(self, now: float, *, idempotent: bool) -> int:
         """Recover lines that were running when the process ended, and delete incomplete uploads."""
-        self._run("UPDATE files SET state = 'gone' WHERE state = 'uploading'")
+        self._files.recover()
         running = self._run(
             "SELECT place, attempts, stage FROM lines JOIN batches ON batches.seq = place >> ? WHERE running = 1",
             (SHIFT,),
@@ -257,22 +154,10 @@ class Batches:
         for (batch,) in late:
             self._expire(batch)
             self._settle(batch, now)
-        keep = now - float(self._settings.keep_for)
-        self._run(
-            "UPDATE files SET state = 'gone' WHERE batch IN (SELECT seq FROM batches WHERE ended <= ?)"
-            " OR (expires <= ? AND batch IS NULL AND state = 'ready' AND NOT EXISTS"
-            " (SELECT 1 FROM batches WHERE file = files.seq AND stage IN ('in_progress', 'cancelling')))",
-            (keep, now),
-        )
-        more = False
-        for file, batch, failed in self._run("SELECT seq, batch, failed FROM files WHERE state = 'gone'").fetchall():
-            if self._purge(file, batch, failed):
-                more = True
-            else:
-                self._run("DELETE FROM files WHERE seq = ?", (file,))
+        more = self._files.sweep(now)
         self._run(
             "DELETE FROM batches WHERE ended <= ? AND NOT EXISTS (SELECT 1 FROM files WHERE batch = batches.seq)",
-            (keep,),
+            (now - float(self._settings.keep_for),),
         )
         return more
 
@@ -290,7 +175,7 @@ class Batches:
         ).fetchall()
         for place, position, length in rows:
             self._run("UPDATE lines SET running = 1, attempts = attempts + 1 WHERE place = ?", (place,))
-            line = lines.read(self._text(file, position, length), endpoint)
+            line = lines.read(self._files.line(file, position, length), endpoint)
             call = Call(line.method, endpoint, _JSON, bytes(line.body))
             tasks.append(Task(Place(batch, place & (1 << SHIFT) - 1), call, expires))
         return tasks
@@ -302,12 +187,12 @@ class Batches:
         tasks: list[Task] = []
         longest = int(self._settings.max_request)
         read = 0
-        while len(tasks) < most and read < READ and (length := self._length(file, position)):
+        while len(tasks) < most and read < READ and (length := self._files.length(file, position)):
             number, read = number + 1, read + 1
             place = batch << SHIFT | number
             try:
                 lines.check_length(number, length, longest)
-                text = self._text(file, position, length)
+                text = self._files.line(file, position, length)
                 if text.strip():
                     line = lines.read(text, endpoint)
                     self._run("INSERT INTO lines VALUES (?, ?, ?, 1, 0, 1)", (place, position, length))
@@ -321,38 +206,6 @@ class Batches:
         if read:
             self._run("UPDATE batches SET position = ?, number = ? WHERE seq = ?", (position, number, batch))
         return tasks
-
-    def _length(self, file: int, position: int) -> int:
-        """Return the bytes of the line that begins here, its end included; 0 at the end of the file."""
-        length, at = 0, position
-        while piece := self._read(file, at // PIECE):
-            begin = at % PIECE
-            end = piece.find(b"\n", begin)
-            if end >= 0:
-                return length + end + 1 - begin
-            length += len(piece) - begin
-            if len(piece) < PIECE:
-                break
-            at = (at // PIECE + 1) * PIECE
-        return length
-
-    def _text(self, file: int, position: int, length: int) -> bytes:
-        """Return a line."""
-        parts = []
-        while length > 0 and (piece := self._read(file, position // PIECE)):
-            part = piece[position % PIECE : position % PIECE + length]
-            if not part:
-                break
-            parts.append(part)
-            position, length = position + len(part), length - len(part)
-        return b"".join(parts)
-
-    def _read(self, file: int, number: int) -> bytes:
-        place = file << SHIFT | number
-        if self._piece[0] != place:
-            row = self._run("SELECT data FROM pieces WHERE place = ?", (place,)).fetchone()
-            self._piece = (place, b"" if row is None else row[0])
-        return self._piece[1]
 
     def _keep(self, place: int, data: bytes, *, failed: bool) -> None:
         """Write a result."""
@@ -374,7 +227,7 @@ class Batches:
         identity, owner, stage, file, position, cancelling, output_size, errors_size, completed, failed = row
         stopping = stage == Stage.CANCELLING
         if stage not in {Stage.IN_PROGRESS, Stage.CANCELLING} or (
-            not stopping and self._read(file, position // PIECE)[position % PIECE :]
+            not stopping and self._files.has_more(file, position)
         ):
             return
         under_way = "SELECT 1 FROM lines WHERE place >= ? AND place < ? AND running >= ? LIMIT 1"
@@ -384,38 +237,14 @@ class Batches:
         ended = Stage.COMPLETED if not stopping else Stage.CANCELLED if cancelling is not None else Stage.EXPIRED
         made: list[str | None] = []
         for errors, size, count in ((False, output_size, completed), (True, errors_size, failed)):
-            made.append(f"file-{secrets.token_hex(16)}" if count else None)
-            if count:
-                self._run(
-                    "INSERT INTO files(id, owner, state, name, purpose, created, expires, size, lines, batch, failed)"
-                    " VALUES (?, ?, 'ready', ?, 'batch_output', ?, ?, ?, ?, ?, ?)",
-                    (made[-1], owner, f"{identity}_{'error' if errors else 'output'}.jsonl", now,
-                     now + float(self._settings.keep_for), size, count, batch, errors),
-                )  # fmt: skip
+            name = f"{identity}_{'error' if errors else 'output'}.jsonl"
+            made.append(self._files.write(name, batch, owner, size, count, now, failed=errors) if count else None)
         self._run(
             "UPDATE batches SET stage = ?, ended = ?, output = ?, errors = ? WHERE seq = ?", (ended, now, *made, batch)
         )
-
-    def _purge(self, file: int, batch: int | None, failed: int) -> bool:
-        """Delete some of a file's bytes; return whether there were any."""
-        if batch is None:
-            table, owner, most, which = "pieces", file, 64, ""
-        else:
-            table, owner, most, which = "results", batch, PURGED, f" AND failed = {failed:d}"
-        places = f"SELECT place FROM {table} WHERE place >= ? AND place < ?{which} LIMIT ?"  # noqa: S608 - our own names
-        within = (owner << SHIFT, owner + 1 << SHIFT, most)
-        return self._run(f"DELETE FROM {table} WHERE place IN ({places})", within).rowcount > 0  # noqa: S608 - likewise
-
-    def _files(self, condition: str, *values: object) -> list[File]:
-        rows = self._run(f"SELECT {_FILE} FROM files WHERE {condition}", values).fetchall()  # noqa: S608 - our own text
-        return [msgspec.convert(dict(zip(_FILE.split(", "), row, strict=True)), File, strict=False) for row in rows]
 
     def _batches(self, condition: str, *values: object) -> list[Batch]:
         rows = self._run(f"SELECT {_BATCH} FROM batches WHERE {condition}", values).fetchall()  # noqa: S608 - our own text
         return [
             msgspec.convert(dict(zip(Batch.__struct_fields__, row, strict=True)), Batch, strict=False) for row in rows
         ]
-
-
-def _unknown(what: str, identity: str) -> Refused:
-    return Refused(404, "jobs-unknown", f"there is no {what} {identity!r}: it was never here, or jobs.keepFor is over")

@@ -8,7 +8,7 @@ import pytest
 from carpool.policy.durations import Duration, Quantity
 from carpool_sidecar.jobs.api.upload import Content
 from carpool_sidecar.jobs.records import Answer, Outcome, Place, Refused, Rest, Stage
-from carpool_sidecar.jobs.storage.batches import PIECE, Mark
+from carpool_sidecar.jobs.storage.files import PIECE, Mark
 
 ENDPOINT = "/v1/completions"
 LINES = 20_000
@@ -21,15 +21,15 @@ def line(number, **changes):
 
 def uploaded(disk, chunks, now=0.0):
     """Hand a file in as it comes."""
-    batches, content, number = disk.batches, Content(), 0
-    batches.begin_file("file-1", "in.jsonl", None, 0, now)
+    files, content, number = disk.files, Content(), 0
+    files.begin("file-1", "in.jsonl", None, 0, now)
     for chunk in chunks:
         for piece in content.add(chunk):
-            batches.add_piece("file-1", number, piece)
+            files.add("file-1", number, piece)
             number += 1
     if rest := content.rest():
-        batches.add_piece("file-1", number, rest)
-    return batches.complete_file("file-1", content.size, content.lines)
+        files.add("file-1", number, rest)
+    return files.complete("file-1", content.size, content.lines)
 
 
 def created(disk, text, seconds=100.0):
@@ -38,9 +38,9 @@ def created(disk, text, seconds=100.0):
 
 
 def content(disk, identity):
-    file, mark, parts = disk.batches.file(identity), Mark(), []
+    file, mark, parts = disk.files.get(identity), Mark(), []
     while mark is not None:
-        data, mark = disk.batches.piece(file, mark)
+        data, mark = disk.files.piece(file, mark)
         parts.append(data)
     whole = b"".join(parts)
     assert len(whole) == file.size
@@ -196,14 +196,14 @@ def test_files_go_when_their_time_is_over_but_not_under_a_batch(disk):
     disk = disk(keep_for=Duration(10))
     batch = created(disk, line(1), seconds=1000.0)
     with pytest.raises(Refused, match="cancel it first"):
-        disk.batches.delete_file("file-1")
+        disk.files.delete("file-1")
     disk.batches.sweep(50.0)
     [task] = disk.batches.claim(1, 60.0)
     disk.batches.finish(good(task), 60.0)
     output = disk.batches.get(batch.id).output
     disk.batches.sweep(65.0)
     with pytest.raises(Refused):
-        disk.batches.file("file-1")
+        disk.files.get("file-1")
     assert len(content(disk, output)) == 1
     for _ in range(3):
         disk.batches.sweep(71.0)
@@ -214,11 +214,11 @@ def test_files_go_when_their_time_is_over_but_not_under_a_batch(disk):
 
 def test_an_upload_that_was_cut_is_no_file(disk):
     disk = disk()
-    disk.batches.begin_file("file-1", "x", None, 0, 0.0)
-    disk.batches.add_piece("file-1", 0, b"abc")
+    disk.files.begin("file-1", "x", None, 0, 0.0)
+    disk.files.add("file-1", 0, b"abc")
     disk.again()
     with pytest.raises(Refused):
-        disk.batches.file("file-1")
+        disk.files.get("file-1")
     disk.batches.sweep(0.0)
     disk.batches.sweep(0.0)
     assert disk.totals == {}
@@ -241,9 +241,9 @@ def test_memory_is_bounded_however_many_lines_there_are(disk):
             for task in tasks:
                 disk.batches.finish(good(task), 0.0)
         run("COMMIT")
-        file, mark, lines = disk.batches.file(disk.batches.get(batch.id).output), Mark(), 0
+        file, mark, lines = disk.files.get(disk.batches.get(batch.id).output), Mark(), 0
         while mark is not None:
-            data, mark = disk.batches.piece(file, mark)
+            data, mark = disk.files.piece(file, mark)
             lines += data.count(b"\n")
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
@@ -259,9 +259,9 @@ def test_large_results_are_read_a_few_at_a_time(disk):
     for task in disk.batches.claim(40, 0.0):
         answer = b'"%b"' % (b"x" * (PIECE // 3))
         disk.batches.finish(Outcome(task.of, Answer(200, [], answer)), 0.0)
-    file, mark, sizes = disk.batches.file(disk.batches.get(batch.id).output), Mark(), []
+    file, mark, sizes = disk.files.get(disk.batches.get(batch.id).output), Mark(), []
     while mark is not None:
-        data, mark = disk.batches.piece(file, mark)
+        data, mark = disk.files.piece(file, mark)
         sizes.append(len(data))
     assert sum(sizes) == file.size
     assert max(sizes) < 2 * PIECE
@@ -275,9 +275,9 @@ def test_a_long_result_is_read_in_pieces(disk):
         disk.batches.finish(Outcome(task.of, Answer(200, [], b'"%b"' % (b"x" * length))), 0.0)
     output = disk.batches.get(batch.id).output
     assert [len(one["response"]["body"]) for one in content(disk, output)] == list(lengths)
-    file, mark, sizes = disk.batches.file(output), Mark(), []
+    file, mark, sizes = disk.files.get(output), Mark(), []
     while mark is not None:
-        data, mark = disk.batches.piece(file, mark)
+        data, mark = disk.files.piece(file, mark)
         sizes.append(len(data))
     assert max(sizes) <= PIECE
 
