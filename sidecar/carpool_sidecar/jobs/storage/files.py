@@ -1,4 +1,4 @@
-"""Files on disk, in pieces: uploaded ones, of which lines are read, and the results of batches."""
+"""Files on disk, in pieces: those that were uploaded, and the results of batches."""
 
 from __future__ import annotations
 
