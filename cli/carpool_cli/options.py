@@ -1,4 +1,4 @@
-"""Shared by the subcommands' options: durations, servers, and imports that may be missing."""
+"""Options of several commands, the types of options (durations, servers), and imports that may be missing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import importlib
 import math
 import os
 import re
+from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import click
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from carpool_sidecar.http1.messages import Headers
 
+
+Decorator: TypeAlias = "Callable[[Callable[..., Any]], Callable[..., Any]]"
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -193,20 +196,6 @@ class PictureFile(OutputFile):
         return path
 
 
-def opening(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for access to an admin port."""
-    for option in (
-        click.option(
-            "--workload",
-            help="Workload with the injected sidecar, e.g. shop/Deployment/resnet; "
-            "--key-file is then the operator's private key.",
-        ),
-        click.option("--key-file", type=click.Path(path_type=Path), help="File with the admin key."),
-    ):
-        command = option(command)
-    return command
-
-
 class WithStreams(click.Command):
     """A command that ``--generative`` replaces by another one, with its own options, from the module ``streams``."""
 
@@ -280,13 +269,87 @@ def header_fields(_: click.Context, parameter: click.Parameter, values: tuple[st
     return fields
 
 
-HEADERS = click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    callback=header_fields,
-    help="Header field to add, 'name: value', with --upstream; repeatable.",
+def shared(*names: str, **settings: Any) -> Callable[..., Decorator]:  # noqa: ANN401 - click's own
+    """Return an option of several commands; each may give settings of its own, such as a help text or a default."""
+    return lambda **own: click.option(*names, **{**settings, **own})
+
+
+def together(*options: Decorator) -> Decorator:
+    """Return several options as one decorator, in the order of the help."""
+    return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+# A load
+rate = shared("--rate", type=FiniteRange(0, min_open=True), help="Requests per second; rescales a --trace.")
+cv = shared("--cv", type=FiniteRange(0.05, 20), default=1.0, show_default=True)
+trace = shared("--trace", type=click.Path(path_type=Path))
+rows = shared("--rows", type=click.IntRange(1, 65536), default=1, show_default=True)
+seed = shared("--seed", type=int, default=0, show_default=True)
+warm_up = shared("--warm-up", type=DURATION)
+
+# A device and its model
+profile = shared(
+    "--profile", "path", type=click.Path(path_type=Path), help="Profile of the device (JSON), of `carpool profile`."
 )
+executors = shared(
+    "--executors", type=click.IntRange(1, 256), help="Batches computed at once.  [default: the profile's]"
+)
+threads = shared(
+    "--threads",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Threads of one ONNX run; 0: onnxruntime's choice.",
+)
+model = shared("--model", default="standin", show_default=True, help="Name of the model, with --upstream.")
+shape = shared("--shape", type=SHAPE)
+timeout = shared("--timeout", type=SOME_TIME)
+header = shared(
+    "--header", "headers", multiple=True, callback=header_fields, help="Header field to add, 'name: value'; repeatable."
+)
+upstream_header = partial(header, help="Header field to add, 'name: value', with --upstream; repeatable.")
+
+# Parameters, their bounds, and the SLO
+slo = shared("--slo-p99", "slo", type=SOME_TIME, help="p99 to meet, e.g. 50ms.")
+max_batch = shared("--max-batch", type=click.IntRange(1, 65536))
+max_wait = shared("--max-wait", type=DURATION)
+max_in_flight = shared("--max-in-flight", type=click.IntRange(1, 1024))
+objective = together(
+    click.option(
+        "--objective",
+        type=click.Choice([each.value for each in Objective], case_sensitive=False),
+        help="What to choose among the settings that meet the SLO: the lowest latency while the device has room "
+        "(Balanced), the least device time (Efficiency), the lowest p99 (Latency).  [default: Balanced]",
+    ),
+    click.option(
+        "--target-utilization",
+        type=PercentType(),
+        metavar="PERCENT",
+        help="How busy the device may be before Balanced waits for larger batches.  [default: 60]",
+    ),
+)
+
+# Results
+gpu_hour = shared(
+    "--gpu-hour", type=FiniteRange(0, min_open=True), help="Price of one replica's accelerator by the hour."
+)
+plot = shared("--plot", type=PICTURE_FILE)
+report_file = shared("--out", type=OUTPUT_FILE, help="Write the whole report (JSON) to this file.")
+as_json = shared("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+
+# Where from
+admin_access = together(
+    click.option("--key-file", type=click.Path(path_type=Path), help="File with the admin key."),
+    click.option(
+        "--workload",
+        help="Workload with the injected sidecar, e.g. shop/Deployment/resnet; "
+        "--key-file is then the operator's private key.",
+    ),
+)
+manifests = shared(
+    "-f", "--filename", "source", required=True, metavar="FILE",
+    help="Manifests, YAML or JSON, any number of documents; - is the standard input.",
+)  # fmt: skip
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
@@ -296,21 +359,3 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
         if each == "--header":
             shown[at + 1] = shown[at + 1].partition(":")[0] + ": ..."
     return shown
-
-
-def objective_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--objective`` and ``--target-utilization``."""
-    objective = click.option(
-        "--objective",
-        type=click.Choice([each.value for each in Objective], case_sensitive=False),
-        help="What to choose among the settings that meet the SLO: the lowest latency while the device has room "
-        "(Balanced), the least device time (Efficiency), the lowest p99 (Latency).  [default: Balanced]",
-    )
-    target = click.option(
-        "--target-utilization",
-        "target_utilization",
-        type=PercentType(),
-        metavar="PERCENT",
-        help="How busy the device may be before Balanced waits for larger batches.  [default: 60]",
-    )
-    return objective(target(command))

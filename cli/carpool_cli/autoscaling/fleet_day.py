@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
-import msgspec
 import yaml
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +19,7 @@ from carpool_cli.autoscaling.controller import LOAD, Autoscaler, Metric
 from carpool_cli.autoscaling.days import Day, Steps
 from carpool_cli.autoscaling.manifest import AutoscalerError
 from carpool_cli.planning import assumptions, replica
+from carpool_cli.printable import json_of
 from carpool_sidecar.config.yaml_text import problem
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def run(profile: DeviceProfile, policy: BatchingPolicy, asked: Asked, plot: Path
             "autoscaler": scaler,
             "days": [one.day for one in found],
         }
-        click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
+        click.echo(json_of(document))
     else:
         click.echo(f"{profile.name}; {described}; {days.described(scaler)}")
         held = [] if scaler.least else ["held"]

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import click
 
 from carpool.policy.durations import format_seconds
+from carpool_cli import options
 from carpool_cli.batch import shards as sharding
 from carpool_cli.batch.journal import Journal
 from carpool_cli.live.figures import number
 from carpool_cli.load import servers
-from carpool_cli.options import ADDRESS, HEADERS, INPUT_FILE, OUTPUT_FILE, SHAPE, SOME_TIME, Address
+from carpool_cli.options import ADDRESS, INPUT_FILE, OUTPUT_FILE, Address
 from carpool_cli.profiling import device_profile
 from carpool_cli.profiling.inflection import inflection
 from carpool_cli.stopped import Interrupted
@@ -57,7 +58,7 @@ Examples:
 @click.argument("output", metavar="OUTPUT", type=OUTPUT_FILE)
 @click.option("--onnx", type=INPUT_FILE, help="Run the model in this ONNX file.")
 @click.option("--upstream", type=ADDRESS, help="Send requests to this server.")
-@click.option("--model", default="standin", show_default=True, help="Name of the model, with --upstream.")
+@options.model()
 @click.option(
     "--protocol",
     type=click.Choice([*servers.PROTOCOLS, REQUESTS]),
@@ -68,7 +69,7 @@ Examples:
     type=click.IntRange(1, 65536),
     help="Rows per batch.  [default: the cheapest size, measured while running]",
 )
-@click.option("--max-batch", type=click.IntRange(1, 65536), default=64, show_default=True, help="Largest size to try.")
+@options.max_batch(default=64, show_default=True, help="Largest size to try.")
 @click.option(
     "--profile",
     "profile_path",
@@ -80,14 +81,8 @@ Examples:
     type=click.IntRange(1, 256),
     help="Batches at once.  [default: the profile's, or 1; with --protocol openai 16 requests]",
 )
-@click.option(
-    "--threads",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Threads of one ONNX run; 0: onnxruntime's choice.",
-)
-@click.option("--shape", type=SHAPE, help="Shape of one row of a V2 server without metadata.")
+@options.threads()
+@options.shape(help="Shape of one row of a V2 server without metadata.")
 @click.option("--max-bad", type=click.IntRange(0), help="Stop after more bad rows than this.  [default: never]")
 @click.option(
     "--retries",
@@ -96,10 +91,8 @@ Examples:
     show_default=True,
     help="Of a batch that a server can't take now; waits 1 s, 2 s, 4 s, ...",
 )
-@click.option(
-    "--timeout", type=SOME_TIME, help="For one batch of a server.  [default: 60s; with --protocol openai 10m]"
-)
-@HEADERS
+@options.timeout(help="For one batch of a server.  [default: 60s; with --protocol openai 10m]")
+@options.upstream_header()
 @click.option("--shards", type=click.IntRange(1, 99_999), help="Run one of so many parts of INPUT.")
 @click.option(
     "--shard",

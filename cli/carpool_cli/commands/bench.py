@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool.policy.durations import format_seconds
+from carpool_cli import options
 from carpool_cli.answers import BadFile
 from carpool_cli.load import servers
 from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_times
@@ -23,13 +24,9 @@ from carpool_cli.options import (
     ADDRESS,
     DURATION,
     INPUT_FILE,
-    OUTPUT_FILE,
-    SHAPE,
-    SOME_TIME,
     Address,
     FiniteRange,
     WithStreams,
-    header_fields,
 )
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.traces import lasts
@@ -99,15 +96,9 @@ Examples:
 @click.option(
     "--requests", type=click.IntRange(1, MOST_REQUESTS), help="Measure this many instead of a time; one --rate."
 )
-@click.option(
-    "--warm-up", type=DURATION, default=2.0, help="Load before the measured part, not counted.  [default: 2s]"
-)
-@click.option(
-    "--slo-p99", "slo", type=SOME_TIME, default=0.05, help="Latency within which an answer is good.  [default: 50ms]"
-)
-@click.option(
-    "--timeout", type=SOME_TIME, default=10.0, help="Silence after which a request has failed.  [default: 10s]"
-)
+@options.warm_up(default=2.0, help="Load before the measured part, not counted.  [default: 2s]")
+@options.slo(default=0.05, help="Latency within which an answer is good.  [default: 50ms]")
+@options.timeout(default=10.0, help="Silence after which a request has failed.  [default: 10s]")
 @click.option(
     "--connections", type=click.IntRange(1, 16384), default=1024, show_default=True, help="Connections at most."
 )
@@ -118,8 +109,8 @@ Examples:
     multiple=True,
     help="File with a request's body; several are sent in turn.",
 )
-@click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of a made-up request.")
-@click.option("--shape", type=SHAPE, help="Shape of a made-up row.  [default: 8; V2: as the model's metadata says]")
+@options.rows(help="Rows of a made-up request.")
+@options.shape(help="Shape of a made-up row.  [default: 8; V2: as the model's metadata says]")
 @click.option(
     "--datatype",
     type=click.Choice(servers.DATATYPES),
@@ -129,13 +120,11 @@ Examples:
     help="Datatype of made-up rows, with --shape; V2's, e.g. INT64 or BYTES.",
 )
 @click.option("--input", "input_name", default="input", show_default=True, help="V2 input's name, with --shape.")
-@click.option(
-    "--header", "headers", multiple=True, callback=header_fields, help="Header field to add, 'name: value'; repeatable."
-)
+@options.header()
 @click.option("--verify", is_flag=True, help="The server is an echo: check every answer, count others as mismatch.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and made-up bodies.")
-@click.option("--out", type=OUTPUT_FILE, help="Write the whole report (JSON) to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@options.seed(help="Seed of arrivals and made-up bodies.")
+@options.report_file()
+@options.as_json()
 def command(
     *,
     server: Address,

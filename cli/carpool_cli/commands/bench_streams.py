@@ -14,16 +14,17 @@ import msgspec
 
 from carpool.generation.requests import Slo
 from carpool.policy.durations import format_seconds
+from carpool_cli import options
 from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
 from carpool_cli.live.figures import duration, number
 from carpool_cli.load import servers
 from carpool_cli.load.report import problems, to_json, write
 from carpool_cli.load.stream_report import summarize
 from carpool_cli.load.streaming import StreamGenerator
-from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, SOME_TIME, Address, header_fields
+from carpool_cli.options import ADDRESS, Address
 from carpool_cli.planning.assumptions import nothing_due
 from carpool_cli.stopped import STOPPED
-from carpool_cli.streams import options
+from carpool_cli.streams.options import load_options, read_load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,22 +51,13 @@ Examples:
 )
 @click.argument("server", type=ADDRESS)
 @click.option("--model", help="Name of the model.  [default: the first that /v1/models names]")
-@options.load_options
-@click.option(
-    "--warm-up", type=DURATION, default=5.0, help="Load before the measured part, not counted.  [default: 5s]"
-)
-@click.option(
-    "--timeout",
-    type=SOME_TIME,
-    default=120.0,
-    help="Time from sending after which an answer has failed.  [default: 2m]",
-)
+@load_options
+@options.warm_up(default=5.0, help="Load before the measured part, not counted.  [default: 5s]")
+@options.timeout(default=120.0, help="Time from sending after which an answer has failed.  [default: 2m]")
 @click.option("--ignore-eos", is_flag=True, help="Ask for answers of full length, as vLLM can: `ignore_eos`.")
-@click.option(
-    "--header", "headers", multiple=True, callback=header_fields, help="Header field to add, 'name: value'; repeatable."
-)
-@click.option("--out", type=OUTPUT_FILE, help="Write the whole report (JSON) to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@options.header()
+@options.report_file()
+@options.as_json()
 def command(
     *,
     server: Address,
@@ -79,7 +71,7 @@ def command(
     headers: Headers,
     out: Path | None,
     as_json: bool,
-    **typed: Any,  # noqa: ANN401 - `options.read_load` has the types
+    **typed: Any,  # noqa: ANN401 - `read_load` has the types
 ) -> None:
     """Send open-loop load of streamed chats to SERVER and report goodput, TTFT, TPOT and ITL.
 
@@ -94,7 +86,7 @@ def command(
     Exits 0 when an answer was complete, 1 when none was, 130 after Ctrl-C.
     """
     # 1. Arrival times and requests
-    slo, load = Slo(ttft, tpot), options.read_load(**typed | {"seconds": warm_up + seconds})
+    slo, load = Slo(ttft, tpot), read_load(**typed | {"seconds": warm_up + seconds})
     if not load.named:
         raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
     due = load.times(load.rate)

@@ -14,13 +14,14 @@ from msgspec import Struct
 from carpool.batching.counters import FAILED, REJECTED
 from carpool.exchange.report import NOT_FOUND, OTHER
 from carpool.policy.durations import format_seconds
+from carpool_cli import options
 from carpool_cli.live.admin_client import AdminError, Predicted, client_of
 from carpool_cli.live.figures import Figures, duration, figures_of, number, passed_on
 from carpool_cli.live.jobs import jobs_line
 from carpool_cli.live.streams import engine_line, learned_line, streamed
 from carpool_cli.live.unbatched import message_of, not_batched, not_merged, too_large, too_slow
-from carpool_cli.options import ADDRESS, DURATION, Address, opening
-from carpool_cli.printable import printable
+from carpool_cli.options import ADDRESS, DURATION, Address
+from carpool_cli.printable import json_of, printable
 from carpool_sidecar.protocols import route
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ Examples:
 )
 @click.option("--follow", is_flag=True, help="Continue, and print decisions as they are made.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --follow one object a line.")
-@opening
+@options.admin_access
 def command(
     *, admin: Address, last: int, over: float, follow: bool, as_json: bool, key_file: Path | None, workload: str | None
 ) -> None:
@@ -93,7 +94,7 @@ def command(
             "tokenStreams": streamed(before, after, over or after.uptime_seconds),
             "lastBusy": {name: minute_of(each) for name, each in explanation.last_busy.items()},
         }
-        click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
+        click.echo(json_of(document))
         return
     for line in [*too_slow(after), *not_merged(after), *posted(after), *token_streams(after), *jobs(after)]:
         click.echo(printable(line))

@@ -18,6 +18,7 @@ import yaml
 from carpool.policy.durations import Duration
 from carpool.policy.plain import PolicyError, to_plain
 from carpool.policy.spec import SLO, BatchingPolicy, Latency
+from carpool_cli import options
 from carpool_cli.manifest_checks import manifests
 from carpool_cli.options import DURATION, INPUT_FILE
 from carpool_cli.yaml_edit import edited, in_place, load
@@ -118,14 +119,7 @@ Examples:
   carpool inject -f with-sidecar.yaml --undo | kubectl apply -f -
 """
 )
-@click.option(
-    "-f",
-    "--filename",
-    "source",
-    required=True,
-    metavar="FILE",
-    help="Manifests, YAML or JSON, any number of documents; - is the standard input.",
-)
+@options.manifests()
 @click.option("--slo-p99", type=DURATION, help="Sidecars that tune themselves to this SLO, without any operator.")
 @click.option(
     "--public-key",

@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool.policy.durations import Duration, format_seconds
+from carpool_cli import options
 from carpool_cli.live.figures import number
 from carpool_cli.load import servers
 from carpool_cli.options import (
     ADDRESS,
     DIMS,
     DURATION,
-    HEADERS,
     INPUT_FILE,
     OUTPUT_FILE,
-    PICTURE_FILE,
-    SHAPE,
-    SOME_TIME,
     Address,
     FiniteRange,
     without_secrets,
@@ -65,7 +62,7 @@ Examples:
 )
 @click.option("--onnx", type=INPUT_FILE, help="Measure the model in this ONNX file.")
 @click.option("--upstream", type=ADDRESS, help="Measure this server instead of an ONNX file.")
-@click.option("--model", default="standin", show_default=True, help="Name of the model, with --upstream.")
+@options.model()
 @click.option(
     "--protocol",
     type=click.Choice(servers.PROTOCOLS),
@@ -73,7 +70,7 @@ Examples:
     show_default=True,
     help="Protocol of the requests, with --upstream.",
 )
-@click.option("--max-batch", type=click.IntRange(1, 65536), default=64, show_default=True, help="Largest batch, rows.")
+@options.max_batch(default=64, show_default=True, help="Largest batch, rows.")
 @click.option(
     "--rounds", type=click.IntRange(3, 100_000), default=40, show_default=True, help="Times each size is run at most."
 )
@@ -87,19 +84,13 @@ Examples:
     show_default=True,
     help="Callers at once, to measure server concurrency.",
 )
-@click.option(
-    "--threads",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Threads of one ONNX run; 0: onnxruntime's choice.",
-)
+@options.threads()
 @click.option("--inputs", "inputs_path", type=INPUT_FILE, help="npz file with rows to use.  [default: random]")
-@click.option("--shape", type=SHAPE, help="Shape of one random row, for a server without metadata.  [default: 8]")
+@options.shape(help="Shape of one random row, for a server without metadata.  [default: 8]")
 @click.option(
     "--dim", "dims", type=DIMS, multiple=True, help="Size of an open ONNX dimension, e.g. sequence=128; repeatable."
 )
-@click.option("--slo-p99", "slo", type=SOME_TIME, help="Recommend a batch size for this p99, e.g. 50ms.")
+@options.slo(help="Recommend a batch size for this p99, e.g. 50ms.")
 @click.option("--verify", is_flag=True, help="Compare single with merged answers: is batching safe for this model?")
 @click.option(
     "--tolerance",
@@ -108,11 +99,11 @@ Examples:
     show_default=True,
     help="Of --verify: difference over the largest value.",
 )
-@click.option("--timeout", type=SOME_TIME, default=60.0, help="For one batch of a server.  [default: 60s]")
-@HEADERS
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of random rows.")
+@options.timeout(default=60.0, help="For one batch of a server.  [default: 60s]")
+@options.upstream_header()
+@options.seed(help="Seed of random rows.")
 @click.option("--out", type=OUTPUT_FILE, help="Write the profile (JSON) for simulate, recommend and standin.")
-@click.option("--plot", type=PICTURE_FILE, help="Draw batch latency and the time per row to this file (PNG, SVG, PDF).")
+@options.plot(help="Draw batch latency and the time per row to this file (PNG, SVG, PDF).")
 def command(
     *,
     onnx: Path | None,

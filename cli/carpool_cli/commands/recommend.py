@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,14 +13,17 @@ from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import format_seconds
 from carpool.policy.plain import to_plain
 from carpool.tuning.objective import Aim
+from carpool_cli import options
 from carpool_cli.live.figures import number
-from carpool_cli.options import DURATION, SOME_TIME, FiniteRange, WithStreams, objective_options
+from carpool_cli.options import WithStreams
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import highest_load, recommend
+from carpool_cli.printable import json_of
 from carpool_cli.profiling import device_profile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from carpool.policy.spec import BatchingPolicy
     from carpool_cli.planning.recommending import Recommendation
@@ -38,34 +40,20 @@ Examples:
   carpool recommend --generative --help
 """,
 )
-@click.option(
-    "--profile",
-    "path",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Profile of the device (JSON), of `carpool profile`.",
+@options.profile(required=True)
+@options.slo(required=True)
+@options.objective
+@options.rate()
+@options.cv(help="Of the gaps: 1 Poisson, above: bursts (gamma).")
+@options.trace(help="Take rate and burstiness from arrivals, or `azure`.")
+@options.rows(help="Rows of a usual request.")
+@options.executors()
+@options.max_batch(help="Rows at most.  [default: 64, and what fits memory]")
+@options.max_wait(help="Wait at most.  [default: half the SLO]")
+@options.max_in_flight(
+    help="Batches sent at once at most.  [default: the profile's server concurrency if over 8, else 32]"
 )
-@click.option("--slo-p99", "slo", type=SOME_TIME, required=True, help="p99 to meet, e.g. 50ms.")
-@objective_options
-@click.option("--rate", type=FiniteRange(0, min_open=True), help="Requests per second; rescales a --trace.")
-@click.option(
-    "--cv",
-    type=FiniteRange(0.05, 20),
-    default=1.0,
-    show_default=True,
-    help="Of the gaps: 1 Poisson, above: bursts (gamma).",
-)
-@click.option("--trace", type=click.Path(path_type=Path), help="Take rate and burstiness from arrivals, or `azure`.")
-@click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of a usual request.")
-@click.option("--executors", type=click.IntRange(1, 256), help="Batches computed at once.  [default: the profile's]")
-@click.option("--max-batch", type=click.IntRange(1, 65536), help="Rows at most.  [default: 64, and what fits memory]")
-@click.option("--max-wait", type=DURATION, help="Wait at most.  [default: half the SLO]")
-@click.option(
-    "--max-in-flight",
-    type=click.IntRange(1, 1024),
-    help="Batches sent at once at most.  [default: the profile's server concurrency if over 8, else 32]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@options.as_json()
 def command(
     *,
     path: Path,
@@ -127,7 +115,7 @@ def command(
             "recommendation": found,
             "config": pasted,
         }
-        click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
+        click.echo(json_of(document))
     else:
         click.echo(f"{profile.name} at {number(process.rate)} requests/s; SLO p99 {format_seconds(slo)}")
         _show(found, pasted)

@@ -6,12 +6,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from carpool.policy.durations import format_seconds
+from carpool_cli import options
 from carpool_cli.live.figures import number
-from carpool_cli.streams import options
+from carpool_cli.printable import json_of
 from carpool_cli.streams.limits import recommend
+from carpool_cli.streams.options import engine_options, load_options, read
 from carpool_cli.streams.twin import show
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ Examples:
   carpool recommend --generative --profile p.json --slo-ttft-p99 2s --slo-tpot-p99 50ms --trace azure --rate 8 --json
 """
 )
-@options.engine_options
-@options.load_options
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(*, as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `options.read` has the types
+@engine_options
+@load_options
+@options.as_json()
+def command(*, as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `read` has the types
     """Choose the limits of an LLM server for TTFT and TPOT: of vLLM, and of a gateway before it.
 
     Limits act in overload. They are therefore chosen by their goodput at 1.3 times the capacity, or at the load if that
@@ -39,7 +40,7 @@ def command(*, as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `options.
 
     Exits 1 if fewer than 99 % of the requests meet the SLO with these limits at --rate, or none can.
     """
-    asked = options.read(**typed)
+    asked = read(**typed)
     found = recommend(asked)
     if found is None:
         raise click.ClickException(
@@ -53,7 +54,7 @@ def command(*, as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `options.
             "sloTpotSeconds": asked.slo.tpot,
             "recommendation": found,
         }
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))
+        click.echo(json_of(document))
     else:
         _show(asked, found)
     if not found.holds and asked.load.named:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
+from carpool_cli import options
 from carpool_cli.options import (
     ADDRESS,
     AGO,
-    DURATION,
-    PICTURE_FILE,
-    SOME_TIME,
     Address,
-    FiniteRange,
     is_typed,
-    objective_options,
-    opening,
 )
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.money import Price
@@ -37,11 +30,12 @@ from carpool_cli.planning.savings import (
     table,
     total,
 )
-from carpool_cli.printable import printable
+from carpool_cli.printable import json_of, printable
 from carpool_cli.profiling import device_profile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from carpool_cli.live.running import Running
 
@@ -71,36 +65,24 @@ Examples:
 @click.option(
     "--select", "selector", default="", metavar="MATCHERS", help="With --prometheus: PromQL matchers of pods."
 )
-@click.option("--profile", "path", type=click.Path(path_type=Path), help="Profile of the device, instead of a sidecar.")
-@click.option("--slo-p99", "slo", type=SOME_TIME, help="p99 to meet, e.g. 50ms.")
-@click.option(
-    "--rate",
-    type=FiniteRange(0, min_open=True),
-    help="Requests per second over all replicas; the mean of a --trace.",
-)
-@click.option(
-    "--cv",
-    type=FiniteRange(0.05, 20),
-    default=1.0,
-    show_default=True,
-    help="Of the gaps: 1 Poisson, above: bursts.",
-)
-@click.option(
-    "--trace", type=click.Path(path_type=Path), help="Recorded arrivals, or `azure`; played at their own pace."
-)
+@options.profile(help="Profile of the device, instead of a sidecar.")
+@options.slo()
+@options.rate(help="Requests per second over all replicas; the mean of a --trace.")
+@options.cv(help="Of the gaps: 1 Poisson, above: bursts.")
+@options.trace(help="Recorded arrivals, or `azure`; played at their own pace.")
 @click.option(
     "--pods",
     type=click.IntRange(1),
     help="Of a running sidecar: pods that have its load each. What they take gets a row.  [default: 1]",
 )
-@click.option("--max-batch", type=click.IntRange(1, 65536), help="Set by hand so far, for comparison.")
-@click.option("--max-wait", type=DURATION, help="Likewise.  [default: 0s]")
-@click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Likewise.  [default: 1]")
-@click.option("--gpu-hour", type=FiniteRange(0, min_open=True), help="Price of one replica's accelerator by the hour.")
-@objective_options
-@opening
-@click.option("--plot", type=PICTURE_FILE, help="Draw every way to this file (PNG, SVG, PDF).")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@options.max_batch(help="Set by hand so far, for comparison.")
+@options.max_wait(help="Likewise.  [default: 0s]")
+@options.max_in_flight(help="Likewise.  [default: 1]")
+@options.gpu_hour()
+@options.objective
+@options.admin_access
+@options.plot(help="Draw every way to this file (PNG, SVG, PDF).")
+@options.as_json()
 def command(
     *,
     sidecars: tuple[Address, ...],
@@ -307,7 +289,7 @@ def _show(found: Sequence[Workload], failed: Sequence[str], *, as_json: bool) ->
     """Print the comparisons, and a row for each model without one."""
     if as_json:
         document = {"workloads": found, "leftOut": failed, "total": total(found)}
-        click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
+        click.echo(json_of(document))
         return
     for workload in found:
         click.echo(printable(f"{workload.name}; {workload.rate:,.1f} requests/s"))

@@ -11,23 +11,21 @@ from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import ShedAt
+from carpool_cli import options
 from carpool_cli.options import (
     ADDRESS,
     DURATION,
-    PICTURE_FILE,
-    SOME_TIME,
     Address,
     FiniteRange,
     WithStreams,
     is_typed,
-    objective_options,
-    opening,
 )
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import best_for
 from carpool_cli.planning.replaying import How
 from carpool_cli.planning.simulating import TYPICAL, Twin, distinct, show
 from carpool_cli.planning.traces import lasts
+from carpool_cli.printable import json_of
 from carpool_cli.profiling import device_profile
 
 BROUGHT = ("path", "config", "rate", "cv", "trace", "rows", "executors", "shed_at", "timeout")
@@ -69,12 +67,7 @@ Traces: seconds, one a line, or the Azure LLM inference trace of 2023; `--trace 
 CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 """,
 )
-@click.option(
-    "--profile",
-    "path",
-    type=click.Path(path_type=Path),
-    help="Profile of the device (JSON), of `carpool profile`.",
-)
+@options.profile()
 @click.option(
     "--from-running",
     "admin",
@@ -82,30 +75,20 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     help="Take load, device, policy and present parameters from the sidecar with this admin port instead.",
 )
 @click.option("--model", help="Name of the model, if the running sidecar serves several.")
-@click.option("--slo-p99", "slo", type=SOME_TIME, help="p99 to meet, e.g. 50ms.")
+@options.slo()
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
     help="A sidecar's configuration instead: its policy, and what it starts with.",
 )
-@click.option("--rate", type=FiniteRange(0, min_open=True), help="Requests per second; rescales a --trace.")
-@click.option(
-    "--cv",
-    type=FiniteRange(0.05, 20),
-    default=1.0,
-    show_default=True,
-    help="Coefficient of variation of the gaps. 1: Poisson, above: bursts (gamma).",
-)
-@click.option("--trace", type=click.Path(path_type=Path), help="Recorded arrivals, or `azure`.")
-@click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of each request.")
-@click.option("--executors", type=click.IntRange(1, 256), help="Batches computed at once.  [default: the profile's]")
-@click.option(
-    "--max-batch",
-    type=click.IntRange(1, 65536),
-    help="Largest batch, rows.  [default: 32; of a running sidecar its own, as the next two]",
-)
-@click.option("--max-wait", type=DURATION, help="How long the oldest request waits for others.  [default: 0s]")
-@click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once.  [default: 1]")
+@options.rate()
+@options.cv(help="Coefficient of variation of the gaps. 1: Poisson, above: bursts (gamma).")
+@options.trace(help="Recorded arrivals, or `azure`.")
+@options.rows(help="Rows of each request.")
+@options.executors()
+@options.max_batch(help="Largest batch, rows.  [default: 32; of a running sidecar its own, as the next two]")
+@options.max_wait(help="How long the oldest request waits for others.  [default: 0s]")
+@options.max_in_flight(help="Batches sent at once.  [default: 1]")
 @click.option("--pass-through", is_flag=True, help="Merge nothing, and let no request wait.")
 @click.option(
     "--load",
@@ -126,7 +109,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 @click.option(
     "--compare", is_flag=True, help="Compare no batching, zero wait, a manual setting, the best one and the tuner."
 )
-@objective_options
+@options.objective
 @click.option(
     "--shed-at",
     type=click.Choice([each.value for each in ShedAt], case_sensitive=False),
@@ -145,16 +128,14 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     help="Replicas that it may have; from 0, the first requests are held.  [default: as the manifest says]",
 )
 @click.option("--cold-start", type=DURATION, default=60.0, help="Until a new replica serves.  [default: 1m]")
-@click.option("--timeout", type=SOME_TIME, help="Deadline of requests.  [default: 10s, or 2x the SLO]")
+@options.timeout(help="Deadline of requests.  [default: 10s, or 2x the SLO]")
 @click.option("--for", "seconds", type=DURATION, default=60.0, help="How long requests come.  [default: 60s]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and service times.")
-@click.option(
-    "--plot",
-    type=PICTURE_FILE,
-    help="Draw a running sidecar's map over max_batch and max_wait, or the day of an --autoscaler (PNG, SVG, PDF).",
+@options.seed(help="Seed of arrivals and service times.")
+@options.plot(
+    help="Draw a running sidecar's map over max_batch and max_wait, or the day of an --autoscaler (PNG, SVG, PDF)."
 )
-@opening
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@options.admin_access
+@options.as_json()
 @click.pass_context
 def command(
     context: click.Context,
@@ -312,7 +293,7 @@ def command(
             "seed": seed,
             "results": found,
         }
-        click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
+        click.echo(json_of(document))
         return
     click.echo(f"{profile.name}; {load.described}, {len(load.times)} requests; due in {format_seconds(policy.slo.due)}")
     show(found, policy.slo.due, 1 - policy.slo.percentiles[-1][0])

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import msgspec
 
+from carpool_cli import options
 from carpool_cli.live.figures import number
-from carpool_cli.streams import loads, options
+from carpool_cli.printable import json_of
+from carpool_cli.streams import loads
+from carpool_cli.streams.options import engine_options, load_options, read
 from carpool_cli.streams.twin import StreamTwin, show
 
 CAPS = (16, 32, 64, 128, 256)
@@ -25,8 +27,8 @@ Examples:
     --slo-tpot-p99 50ms --trace requests.csv --json
 """
 )
-@options.engine_options
-@options.load_options
+@engine_options
+@load_options
 @click.option(
     "--cap",
     "caps",
@@ -34,15 +36,15 @@ Examples:
     multiple=True,
     help="Play this fixed number of requests in the engine; repeatable.  [default: 16, 32, 64, 128, 256]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(*, caps: tuple[int, ...], as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `options.read` has the types
+@options.as_json()
+def command(*, caps: tuple[int, ...], as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `read` has the types
     """Forecast goodput and latencies of token streams with the gate, without one, and with fixed caps.
 
     The engine is a twin that schedules step by step as vLLM does. The gate is the sidecar's own: it knows the SLO only,
     and starts with step times that are off by 2x. A cap drops requests that would miss TTFT, and is given the true step
     times for that. Goodput counts requests that meet both TTFT and TPOT. The same arguments give the same figures.
     """
-    asked = options.read(**typed)
+    asked = read(**typed)
     load = asked.load
     if not load.named:
         raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
@@ -62,7 +64,7 @@ def command(*, caps: tuple[int, ...], as_json: bool, **typed: Any) -> None:  # n
             "capacity": capacity.rate,
             "results": found,
         }
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))
+        click.echo(json_of(document))
         return
     click.echo(f"{asked.profile.name}; {load.described(load.rate)}, {len(twin.times)} requests")
     click.echo(

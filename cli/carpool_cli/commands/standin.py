@@ -13,6 +13,7 @@ import msgspec
 import uvloop
 
 from carpool.policy.durations import Duration
+from carpool_cli import options
 from carpool_cli.answers import UNREADABLE
 from carpool_cli.load.standin_engine import StandinEngine
 from carpool_cli.load.standin_server import Device, Nastiness, Standin
@@ -96,17 +97,13 @@ Examples:
   curl -N -d '{"prompt": "Hello", "max_tokens": 9, "stream": true}' http://127.0.0.1:9000/v1/completions
 """
 )
-@click.option(
-    "--profile", "path", type=INPUT_FILE, required=True, help="Profile file (JSON): batch latencies, or an engine."
-)
+@options.profile(type=INPUT_FILE, required=True, help="Profile file (JSON): batch latencies, or an engine.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="Port to listen on; 0: any free one."
 )
-@click.option("--model", default="standin", show_default=True, help="Name of the model.")
-@click.option(
-    "--executors", type=click.IntRange(1, 256), help="Batches served at once.  [default: as the profile says]"
-)
+@options.model(help="Name of the model.")
+@options.executors(help="Batches served at once.  [default: as the profile says]")
 @click.option(
     "--max-batch",
     type=click.IntRange(1),
@@ -114,7 +111,7 @@ Examples:
     show_default=True,
     help="Rows a request may have; more is a 400.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the service times' noise.")
+@options.seed(help="Seed of the service times' noise.")
 @click.option("--poison", callback=_poison, help="A request holding this value fails as a whole with 500.")
 @click.option("--wrong-rows", is_flag=True, help="Leave the last row out of answers to more than one.")
 @click.option("--cold", type=DURATION, default=0.0, help="Extra time of the first batch of each size.  [default: none]")

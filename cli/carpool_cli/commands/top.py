@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from carpool_cli import options
 from carpool_cli.live.admin_client import AdminError, client_of
-from carpool_cli.options import ADDRESS, Address, opening
+from carpool_cli.options import ADDRESS, Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ Examples:
 @click.option(
     "--once", is_flag=True, help="Observe for two seconds, print the result, and end; the default without a terminal."
 )
-@opening
+@options.admin_access
 def command(*, admin: Address, once: bool, key_file: Path | None, workload: str | None) -> None:
     """Watch the sidecar with the admin port ADMIN (http://127.0.0.1:9090 by default). Ctrl-C ends it.
 

@@ -19,11 +19,12 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError, from_plain, to_plain
 from carpool.policy.spec import Axis
+from carpool_cli import options
 from carpool_cli.commands.top import watch
 from carpool_cli.live.admin_client import AdminClient, AdminError, key_of
 from carpool_cli.live.first_call import curl_line
 from carpool_cli.live.launch import Child, LaunchError, event_of, explained, readable
-from carpool_cli.options import DURATION, SOME_TIME, Address, objective_options
+from carpool_cli.options import SOME_TIME, Address
 from carpool_cli.printable import printable
 from carpool_sidecar.admin.health import UNASKED
 from carpool_sidecar.config import own_address
@@ -101,7 +102,7 @@ Ctrl-C drains: no new connections, all accepted requests are answered. A second 
     "the model's name.  [default: the file's]",
 )
 @click.option("--upstream", help="Model server behind it: http://host:port or unix:/path.")
-@click.option("--slo-p99", "slo", type=SOME_TIME, help="p99 to meet, e.g. 50ms.")
+@options.slo()
 @click.option(
     "--slo-ttft-p99", "ttft", type=SOME_TIME, help="Token streams: p99 of the time to the first token, e.g. 2s."
 )
@@ -123,10 +124,10 @@ Ctrl-C drains: no new connections, all accepted requests are answered. A second 
     callback=_axes,
     help="MODEL=First: dim 0 is the batch; MODEL=None: never merge. Repeatable.  [default: ask the model]",
 )
-@objective_options
-@click.option("--max-batch", type=click.IntRange(1, 65536), help="Rows at most; with --fixed: the batch.")
-@click.option("--max-wait", type=DURATION, help="Wait at most; with --fixed: the wait.")
-@click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once at most.")
+@options.objective
+@options.max_batch(help="Rows at most; with --fixed: the batch.")
+@options.max_wait(help="Wait at most; with --fixed: the wait.")
+@options.max_in_flight(help="Batches sent at once at most.")
 @click.option("--fixed", is_flag=True, help="Tune nothing: use --max-batch, --max-wait and --max-in-flight as given.")
 @click.option(
     "--set",

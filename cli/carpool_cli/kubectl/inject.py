@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from carpool_cli import options
 from carpool_cli.commands import inject
 from carpool_cli.kubectl.cluster import ForbiddenError, NotFoundError, cluster_options, here, read_list
 
@@ -33,10 +34,7 @@ Examples:
   kubectl get deployment resnet -o yaml | kubectl carpool inject -f - | kubectl apply -f -
 """
 )
-@click.option(
-    "-f", "--filename", "source", required=True, metavar="FILE",
-    help="Manifests, YAML or JSON, any number of documents; - is the standard input.",
-)  # fmt: skip
+@options.manifests()
 @click.option("--carpool-namespace", default="carpool-system", show_default=True, help="Where Carpool is installed.")
 @cluster_options
 def command(*, source: str, carpool_namespace: str) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct, to_builtins
 
+from carpool_cli import options
 from carpool_cli.kubectl import node_prices, policies
 from carpool_cli.kubectl.cluster import cluster_options, here
 from carpool_cli.kubectl.output import FORMATS, document
 from carpool_cli.kubectl.screen import show, table
-from carpool_cli.options import FiniteRange
 from carpool_cli.planning.money import Price, written
 from carpool_cli.printable import printable
 
@@ -120,7 +120,7 @@ Examples:
 """
 )
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Of all namespaces.")
-@click.option("--gpu-hour", type=FiniteRange(0, min_open=True), help="Price of one replica's accelerator by the hour.")
+@options.gpu_hour()
 @click.option(
     "--prices",
     "prices_file",

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from carpool_cli.load.loadgen import FAILURES, MAX_COMPLAINTS
+from carpool_cli.printable import json_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -256,4 +257,4 @@ def to_json(report: Struct, **settings: object) -> bytes:
         "carpool": installed,
     }
     fields = {**made, **settings, **msgspec.to_builtins(report)}
-    return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
+    return json_of(fields) + b"\n"

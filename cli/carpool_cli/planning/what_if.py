@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -29,7 +28,7 @@ from carpool_cli.planning.parameter_map import Plane
 from carpool_cli.planning.recommending import Recommendation, highest_load, recommend
 from carpool_cli.planning.replaying import How, load
 from carpool_cli.planning.simulating import TYPICAL, Figures, Twin, distinct, show
-from carpool_cli.printable import printable
+from carpool_cli.printable import json_of, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -141,7 +140,7 @@ def run(client: AdminClient, model: str | None, asked: Asked, plot: Path | None,
     with _progress() as step:
         answer = what_if(found, played, asked, step)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(answer, enc_hook=str), indent=1))
+        click.echo(json_of(answer))
     else:
         _tell(found, answer)
     if plot is not None:

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from carpool.learning.latency_model import ServiceTime
 from carpool_cli.answers import UNREADABLE, BadFile
+from carpool_cli.printable import json_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,4 +67,4 @@ def load(path: Path) -> DeviceProfile:
 
 def save(profile: DeviceProfile, path: Path) -> None:
     """Write a profile file."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+    path.write_bytes(json_of(profile) + b"\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import inf, isfinite
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 
 from carpool.generation.profiles import EngineProfile, Linear
 from carpool.generation.requests import Slo
+from carpool_cli import options
 from carpool_cli.live.figures import number
 from carpool_cli.options import DURATION, SOME_TIME, FiniteRange
 from carpool_cli.planning.assumptions import MOST_REQUESTS, find
@@ -20,7 +20,7 @@ from carpool_cli.streams import loads
 from carpool_cli.streams.loads import Lengths, Stretch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
 SPREAD = 0.8
 """For log-normal lengths: standard deviation of the logarithm, about that of conversations."""
@@ -84,73 +84,59 @@ class Asked(NamedTuple):
     load: StreamLoad
 
 
-def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of an engine; `read` takes their values, with those of `load_options`."""
-    count = click.IntRange(1, 10_000_000)
-    for option in reversed(
-        (
-            click.option(
-                "--profile",
-                "path",
-                type=click.Path(path_type=Path),
-                help="Profile of an engine on a device (JSON), e.g. of benchmarks/generation/profiles.",
-            ),
-            click.option(
-                "--step",
-                callback=_step,
-                metavar="A,B,C,D",
-                help="Instead, how long a step takes, in ms: A, and B more per sequence, C per token in the KV cache, "
-                "D per prompt token; e.g. 11.5,0.038,0.00008,0.06. With --kv-tokens.",
-            ),
-            click.option("--kv-tokens", type=count, help="Tokens that the KV cache holds.  [default: the profile's]"),
-            click.option("--max-num-seqs", type=count, help="The engine's present limit.  [default: the profile's]"),
-            click.option("--max-num-batched-tokens", type=count, help="Likewise, of tokens in a step."),
-            click.option("--prompts-first", is_flag=True, help="The engine computes whole prompts first, as TGI does."),
-        )
-    ):
-        command = option(command)
-    return command
+def _step(_: click.Context, parameter: click.Parameter, value: str | None) -> Linear | None:
+    if value is None:
+        return None
+    try:
+        parts = [float(part) / 1000 for part in value.split(",")]
+    except ValueError:
+        parts = []
+    if len(parts) != 4 or not all(0 <= part < inf and isfinite(part) for part in parts) or not parts[0] + parts[1]:
+        raise click.BadParameter(f"{value!r}: write four numbers of ms, e.g. 11.5,0.038,0.00008,0.06", param=parameter)
+    return Linear(*parts)
 
 
-def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of an SLO and a load."""
-    count = click.IntRange(1, 10_000_000)
-    for option in reversed(
-        (
-            click.option(
-                "--slo-ttft-p99", "ttft", type=SOME_TIME, required=True, help="Time to first token to meet, e.g. 2s."
-            ),
-            click.option(
-                "--slo-tpot-p99",
-                "tpot",
-                type=SOME_TIME,
-                required=True,
-                help="Mean time per output token after the first to meet, e.g. 50ms.",
-            ),
-            click.option(
-                "--trace",
-                type=click.Path(path_type=Path),
-                help="Recorded requests, 'seconds,prompt tokens,output tokens' each, or `azure`.",
-            ),
-            click.option("--rate", type=FiniteRange(0, min_open=True), help="Requests per second; rescales a --trace."),
-            click.option(
-                "--cv", type=FiniteRange(0.05, 20), help="Of the gaps: 1 Poisson, above: bursts.  [default: 1]"
-            ),
-            click.option("--prompt-tokens", type=count, help="Median of the prompts, without a --trace."),
-            click.option("--output-tokens", type=count, help="Median of the answers, without a --trace."),
-            click.option(
-                "--length-spread",
-                type=FiniteRange(0, 2),
-                help="Of both, log-normal: standard deviation of the logarithm; 0: all alike.  [default: 0.8]",
-            ),
-            click.option(
-                "--for", "seconds", type=DURATION, default=120.0, help="How long requests come.  [default: 2m]"
-            ),
-            click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and lengths."),
-        )
-    ):
-        command = option(command)
-    return command
+COUNT = click.IntRange(1, 10_000_000)
+
+engine_options = options.together(
+    options.profile(help="Profile of an engine on a device (JSON), e.g. of benchmarks/generation/profiles."),
+    click.option(
+        "--step",
+        callback=_step,
+        metavar="A,B,C,D",
+        help="Instead, how long a step takes, in ms: A, and B more per sequence, C per token in the KV cache, "
+        "D per prompt token; e.g. 11.5,0.038,0.00008,0.06. With --kv-tokens.",
+    ),
+    click.option("--kv-tokens", type=COUNT, help="Tokens that the KV cache holds.  [default: the profile's]"),
+    click.option("--max-num-seqs", type=COUNT, help="The engine's present limit.  [default: the profile's]"),
+    click.option("--max-num-batched-tokens", type=COUNT, help="Likewise, of tokens in a step."),
+    click.option("--prompts-first", is_flag=True, help="The engine computes whole prompts first, as TGI does."),
+)
+"""Options of an engine; `read` takes their values, with those of `load_options`."""
+
+load_options = options.together(
+    click.option("--slo-ttft-p99", "ttft", type=SOME_TIME, required=True, help="Time to first token to meet, e.g. 2s."),
+    click.option(
+        "--slo-tpot-p99",
+        "tpot",
+        type=SOME_TIME,
+        required=True,
+        help="Mean time per output token after the first to meet, e.g. 50ms.",
+    ),
+    options.trace(help="Recorded requests, 'seconds,prompt tokens,output tokens' each, or `azure`."),
+    options.rate(),
+    click.option("--cv", type=FiniteRange(0.05, 20), help="Of the gaps: 1 Poisson, above: bursts.  [default: 1]"),
+    click.option("--prompt-tokens", type=COUNT, help="Median of the prompts, without a --trace."),
+    click.option("--output-tokens", type=COUNT, help="Median of the answers, without a --trace."),
+    click.option(
+        "--length-spread",
+        type=FiniteRange(0, 2),
+        help="Of both, log-normal: standard deviation of the logarithm; 0: all alike.  [default: 0.8]",
+    ),
+    click.option("--for", "seconds", type=DURATION, default=120.0, help="How long requests come.  [default: 2m]"),
+    options.seed(help="Seed of arrivals and lengths."),
+)
+"""Options of an SLO and a load."""
 
 
 def read(
@@ -231,15 +217,3 @@ def read_load(
     spread = SPREAD if length_spread is None else length_spread
     lengths = loads.lognormal(prompt_tokens, output_tokens, Random(seed), spread)  # noqa: S311 - load
     return StreamLoad(lengths, seconds, seed, rate, cv or 1.0, None)
-
-
-def _step(_: click.Context, parameter: click.Parameter, value: str | None) -> Linear | None:
-    if value is None:
-        return None
-    try:
-        parts = [float(part) / 1000 for part in value.split(",")]
-    except ValueError:
-        parts = []
-    if len(parts) != 4 or not all(0 <= part < inf and isfinite(part) for part in parts) or not parts[0] + parts[1]:
-        raise click.BadParameter(f"{value!r}: write four numbers of ms, e.g. 11.5,0.038,0.00008,0.06", param=parameter)
-    return Linear(*parts)
