@@ -10,7 +10,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting.capacity import FULL
-from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration
 from carpool.tuning.objective import Aim
 from carpool_cli.answers import BadFile
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from carpool.forecasting.forecaster import Situation
     from carpool.policy.spec import BatchingPolicy
     from carpool_cli.profiling.device_profile import DeviceProfile
 
@@ -57,13 +57,7 @@ def run(profile: DeviceProfile, policy: BatchingPolicy, asked: Asked, plot: Path
     """
     scaler = _manifest(asked)
     rates, described, cv = _load(asked, whole=not scaler.least)
-    situation = Situation(
-        process=assumptions.process_of(1.0, cv),
-        service=assumptions.known(profile),
-        target=policy.slo.due,
-        budget=assumptions.budget(policy),
-        limits=policy.limits(),
-    )
+    situation = assumptions.situation(profile, policy, assumptions.process_of(1.0, cv))
     found = compared(situation, policy, scaler, rates, cold_start=asked.cold_start, seed=asked.seed)
     least = found[-1].day.replica_hours
     if as_json:

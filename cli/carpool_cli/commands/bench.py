@@ -20,14 +20,7 @@ from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_tim
 from carpool_cli.load.report import Report, problems, summarize, to_json, write
 from carpool_cli.load.servers import Goal, InputSpec, Protocol, Request
 from carpool_cli.load.tensors import Malformed
-from carpool_cli.options import (
-    ADDRESS,
-    DURATION,
-    INPUT_FILE,
-    Address,
-    FiniteRange,
-    WithStreams,
-)
+from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, Address, FiniteRange, WithStreams
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.traces import lasts
 from carpool_cli.stopped import STOPPED

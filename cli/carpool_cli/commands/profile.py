@@ -15,16 +15,7 @@ from carpool.policy.durations import Duration, format_seconds
 from carpool_cli import options
 from carpool_cli.live.figures import number
 from carpool_cli.load import servers
-from carpool_cli.options import (
-    ADDRESS,
-    DIMS,
-    DURATION,
-    INPUT_FILE,
-    OUTPUT_FILE,
-    Address,
-    FiniteRange,
-    without_secrets,
-)
+from carpool_cli.options import ADDRESS, DIMS, DURATION, INPUT_FILE, OUTPUT_FILE, Address, FiniteRange, without_secrets
 from carpool_cli.profiling import device_profile, memory
 from carpool_cli.profiling.device_profile import DeviceProfile
 from carpool_cli.profiling.inflection import inflection

@@ -6,10 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 import yaml
 
-from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import format_seconds
 from carpool.policy.plain import to_plain
 from carpool.tuning.objective import Aim
@@ -77,9 +75,7 @@ def command(
 
     Exits 1 when no configuration meets the SLO at this load with the safety margin: half of the misses it allows.
     """
-    profile = device_profile.load(path)
-    if executors is not None:
-        profile = msgspec.structs.replace(profile, executors=executors)
+    profile = device_profile.load(path, executors)
     assumptions.refuse_cv_of(trace)
     if trace is not None:
         times, _ = assumptions.read_trace(trace, rate)
@@ -97,14 +93,7 @@ def command(
         objective=objective,
         target_utilization=target_utilization,
     )
-    situation = Situation(
-        process=process,
-        service=assumptions.known(profile),
-        target=slo,
-        budget=assumptions.budget(policy),
-        limits=policy.limits(),
-        rows=rows,
-    )
+    situation = assumptions.situation(profile, policy, process, rows)
     found = recommend(situation, profile.largest_safe, aim=Aim.of(policy))
     pasted = _configuration(policy, found, profile.measured or {})
     if as_json:

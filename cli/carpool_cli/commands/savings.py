@@ -7,16 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_cli import options
-from carpool_cli.options import (
-    ADDRESS,
-    AGO,
-    Address,
-    is_typed,
-)
+from carpool_cli.options import ADDRESS, AGO, Address, is_typed
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.money import Price
 from carpool_cli.planning.savings import (
@@ -145,13 +139,7 @@ def command(
             load, process = [Stretch(HOUR, rate)], assumptions.process_of(rate, cv)
         else:
             raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
-        situation = Situation(
-            process=process,
-            service=assumptions.known(profile),
-            target=policy.slo.due,
-            budget=assumptions.budget(policy),
-            limits=policy.limits(),
-        )
+        situation = assumptions.situation(profile, policy, process)
         found = [savings(profile.name, situation, policy, load, by_hand=by_hand, price=price)]
     if not found:
         raise click.ClickException("\n".join(failed))

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-import msgspec
 
-from carpool.forecasting.forecaster import Forecaster, Situation
+from carpool.forecasting.forecaster import Forecaster
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import ShedAt
 from carpool_cli import options
-from carpool_cli.options import (
-    ADDRESS,
-    DURATION,
-    Address,
-    FiniteRange,
-    WithStreams,
-    is_typed,
-)
+from carpool_cli.options import ADDRESS, DURATION, FiniteRange, WithStreams, is_typed
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import best_for
 from carpool_cli.planning.replaying import How
-from carpool_cli.planning.simulating import TYPICAL, Twin, distinct, show
+from carpool_cli.planning.simulating import Twin, alternatives, distinct, show
 from carpool_cli.planning.traces import lasts
 from carpool_cli.printable import json_of
 from carpool_cli.profiling import device_profile
+
+if TYPE_CHECKING:
+    from carpool.policy.spec import BatchingPolicy
+    from carpool_cli.options import Address
+    from carpool_cli.profiling.device_profile import DeviceProfile
 
 BROUGHT = ("path", "config", "rate", "cv", "trace", "rows", "executors", "shed_at", "timeout")
 """Options that a running sidecar replaces."""
@@ -48,6 +46,42 @@ WRITTEN = (*PARAMETERS, "shed_at", "timeout", "objective", "target_utilization")
 
 LARGEST = 32
 """Default maximum rows of a batch, without a sidecar or an option."""
+
+
+class Asked(NamedTuple):
+    """The options."""
+
+    path: Path | None
+    admin: Address | None
+    model: str | None
+    slo: float | None
+    config: Path | None
+    rate: float | None
+    cv: float
+    trace: Path | None
+    rows: int
+    executors: int | None
+    max_batch: int | None
+    max_wait: float | None
+    max_in_flight: int | None
+    pass_through: bool
+    factor: float
+    how: str | None
+    tune: bool
+    compare: bool
+    objective: str | None
+    target_utilization: int | None
+    shed_at: str
+    autoscaler: Path | None
+    replicas: str | None
+    cold_start: float
+    timeout: float | None
+    seconds: float
+    seed: int
+    plot: Path | None
+    key_file: Path | None
+    workload: str | None
+    as_json: bool
 
 
 @click.command(
@@ -137,41 +171,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 @options.admin_access
 @options.as_json()
 @click.pass_context
-def command(
-    context: click.Context,
-    *,
-    path: Path | None,
-    admin: Address | None,
-    model: str | None,
-    slo: float | None,
-    config: Path | None,
-    rate: float | None,
-    cv: float,
-    trace: Path | None,
-    rows: int,
-    executors: int | None,
-    max_batch: int | None,
-    max_wait: float | None,
-    max_in_flight: int | None,
-    pass_through: bool,
-    factor: float,
-    how: str | None,
-    tune: bool,
-    compare: bool,
-    objective: str | None,
-    target_utilization: int | None,
-    shed_at: str,
-    autoscaler: Path | None,
-    replicas: str | None,
-    cold_start: float,
-    timeout: float | None,
-    seconds: float,
-    seed: int,
-    plot: Path | None,
-    key_file: Path | None,
-    workload: str | None,
-    as_json: bool,
-) -> None:
+def command(context: click.Context, /, **typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
     """Forecast the effect of a configuration, or of the tuner, on a load, by simulation.
 
     Batcher and tuner are the sidecar's own; only the device and the clock are not real. A minute takes a few seconds.
@@ -184,119 +184,145 @@ def command(
     With --autoscaler, a day is played with replicas that start and end: replica-hours and misses, beside those of
     Carpool's own signal and of the fewest replicas possible.
     """
-    _check(context, path, admin)
-    if admin is not None:
-        from carpool_cli.live.admin_client import client_of  # noqa: PLC0415 - likewise
-        from carpool_cli.planning import what_if  # noqa: PLC0415 - rich is not for every run
-
-        wanted = what_if.Asked(
-            max_batch=max_batch,
-            max_wait=max_wait,
-            max_in_flight=max_in_flight,
-            pass_through=pass_through,
-            slo=slo,
-            objective=objective,
-            target_utilization=target_utilization,
-            tune=tune,
-            compare=compare,
-            factor=factor,
-            how=_how(how, lasts=tune or compare or is_typed("seconds")),
-            seconds=seconds,
-            seed=seed,
-        )
-        what_if.run(client_of(admin, key_file, workload), model, wanted, plot, as_json=as_json)
+    asked = Asked(**typed)
+    _check(context, asked)
+    if asked.admin is not None:
+        _from_running(asked, asked.admin)
         return
-    # 1. The load, the device and the policy
-    assert path is not None  # noqa: S101 - for the type checker: it was checked
-    profile = device_profile.load(path)
-    if executors is not None:
-        profile = msgspec.structs.replace(profile, executors=executors)
-    if autoscaler is not None:
-        from carpool_cli.autoscaling import fleet_day  # noqa: PLC0415 - yaml is not for every run
+    assert asked.path is not None  # noqa: S101 - for the type checker: it was checked
+    profile = device_profile.load(asked.path, asked.executors)
+    if asked.autoscaler is not None:
+        _day(asked, profile, asked.autoscaler)
+    else:
+        _simulate(asked, profile)
 
-        if slo is None:
-            raise click.UsageError("name the p99 to meet: --slo-p99 50ms")
-        policy = assumptions.slo_policy(
-            slo,
-            largest_batch=profile.largest_safe or 64,
-            objective=objective,
-            target_utilization=target_utilization,
-        )
-        asked_day = fleet_day.Asked(autoscaler, replicas, cold_start, rate, cv, trace, seed)
-        fleet_day.run(profile, policy, asked_day, plot, as_json=as_json)
-        return
-    if (objective or target_utilization is not None) and not (tune or compare):
+
+def _from_running(asked: Asked, admin: Address) -> None:
+    """Play the last requests of a running sidecar with other parameters."""
+    from carpool_cli.live.admin_client import client_of  # noqa: PLC0415 - not for profiles
+    from carpool_cli.planning import what_if  # noqa: PLC0415 - likewise, and rich is not for every run
+
+    wanted = what_if.Asked(
+        max_batch=asked.max_batch,
+        max_wait=asked.max_wait,
+        max_in_flight=asked.max_in_flight,
+        pass_through=asked.pass_through,
+        slo=asked.slo,
+        objective=asked.objective,
+        target_utilization=asked.target_utilization,
+        tune=asked.tune,
+        compare=asked.compare,
+        factor=asked.factor,
+        how=_how(asked.how, lasts=asked.tune or asked.compare or is_typed("seconds")),
+        seconds=asked.seconds,
+        seed=asked.seed,
+    )
+    client = client_of(admin, asked.key_file, asked.workload)
+    what_if.run(client, asked.model, wanted, asked.plot, as_json=asked.as_json)
+
+
+def _day(asked: Asked, profile: DeviceProfile, autoscaler: Path) -> None:
+    """Play a day of replicas that an autoscaler starts and ends."""
+    from carpool_cli.autoscaling import fleet_day  # noqa: PLC0415 - yaml is not for every run
+
+    if asked.slo is None:
+        raise click.UsageError("name the p99 to meet: --slo-p99 50ms")
+    policy = assumptions.slo_policy(
+        asked.slo,
+        largest_batch=profile.largest_safe or 64,
+        objective=asked.objective,
+        target_utilization=asked.target_utilization,
+    )
+    wanted = fleet_day.Asked(
+        autoscaler, asked.replicas, asked.cold_start, asked.rate, asked.cv, asked.trace, asked.seed
+    )
+    fleet_day.run(profile, policy, wanted, asked.plot, as_json=asked.as_json)
+
+
+def _simulate(asked: Asked, profile: DeviceProfile) -> None:
+    """Play a load on a profile's device with the given parameters, the tuner, or all that is compared."""
+    # 1. The load, the policy and the parameters
+    if (asked.objective or asked.target_utilization is not None) and not (asked.tune or asked.compare):
         raise click.UsageError("an objective chooses settings, and here one is given: add --tune or --compare")
-    assumptions.refuse_cv_of(trace)
-    load = assumptions.arrivals(rate, cv, trace, seconds, seed)
-    if trace is not None:
-        seconds = min(seconds, lasts(load.times))
-    if (slo is None) == (config is None):
-        raise click.UsageError("name --slo-p99 or --config, one of the two")
-    if config is not None:
-        policy, asked = assumptions.configured(config)
-        given = asked != policy.limits().clamp(Parameters())
-    else:
-        given = any(is_typed(name) for name in PARAMETERS)
-        asked = Parameters(
-            max_batch=max_batch or LARGEST,
-            max_wait=Duration(max_wait or 0.0),
-            max_in_flight=max_in_flight or 1,
-            pass_through=pass_through,
-        )
-        policy = assumptions.slo_policy(
-            slo or 0.0,
-            largest_batch=profile.largest_safe or max(64, asked.max_batch),
-            timeout=timeout,
-            shed_at=ShedAt(shed_at),
-            objective=objective,
-            target_utilization=target_utilization,
-        )
-    if asked.max_batch > 2 * profile.rows[-1] and not as_json:
-        click.echo(
-            f"{path} ends at {profile.rows[-1]} rows: larger batches are extrapolated by its last slope", err=True
-        )
-    arrivals: list[float | tuple[float, ...]] = [*load.times] if rows == 1 else [(time, rows) for time in load.times]
-    twin = Twin(assumptions.device(profile, rows), policy, arrivals, seconds=seconds, seed=seed)
+    assumptions.refuse_cv_of(asked.trace)
+    load = assumptions.arrivals(asked.rate, asked.cv, asked.trace, asked.seconds, asked.seed)
+    seconds = asked.seconds if asked.trace is None else min(asked.seconds, lasts(load.times))
+    policy, parameters, given = _configured(asked, profile)
+    if parameters.max_batch > 2 * profile.rows[-1] and not asked.as_json:
+        end = f"{asked.path} ends at {profile.rows[-1]} rows"
+        click.echo(f"{end}: larger batches are extrapolated by its last slope", err=True)
+    arrivals = load.times if asked.rows == 1 else [(time, asked.rows) for time in load.times]
+    twin = Twin(assumptions.device(profile, asked.rows), policy, arrivals, seconds=seconds, seed=asked.seed)
     # 2. The requested results
-    if compare:
-        count = len(load.times) / load.times[-1]
-        situation = Situation(
-            process=assumptions.burstiness(load.times) if trace is not None else assumptions.process_of(count, cv),
-            service=assumptions.known(profile),
-            target=policy.slo.due,
-            budget=assumptions.budget(policy),
-            limits=policy.limits(),
-            rows=rows,
-        )
-        named = distinct(
-            [
-                ("no batching", Parameters(max_batch=rows, max_in_flight=profile.executors)),
-                ("zero wait", Parameters(max_batch=policy.limits().max_batch, max_in_flight=profile.executors)),
-                ("by hand", TYPICAL),
-                *([("as given", asked)] if given else []),
-                ("best fixed", best_for(policy, Forecaster(situation)).parameters),
-            ]
-        )
-        found = [twin.fixed(name, parameters) for name, parameters in named]
-        found.append(twin.tuned("tuned", asked))
-    else:
-        found = [twin.tuned("tuned", asked) if tune else twin.fixed("fixed", asked)]
+    found = []
+    if asked.compare:
+        named = _compared(asked, profile, policy, load.times, parameters if given else None)
+        found = [twin.fixed(name, each) for name, each in named]
+    elif not asked.tune:
+        found = [twin.fixed("fixed", parameters)]
+    if asked.compare or asked.tune:
+        found.append(twin.tuned("tuned", parameters))
     # 3. Report
-    if as_json:
+    due = policy.slo.due
+    if asked.as_json:
         document = {
             "profile": profile.name,
-            "sloSeconds": policy.slo.due,
+            "sloSeconds": due,
             "load": load.described,
             "requests": len(load.times),
             "seconds": seconds,
-            "seed": seed,
+            "seed": asked.seed,
             "results": found,
         }
         click.echo(json_of(document))
         return
-    click.echo(f"{profile.name}; {load.described}, {len(load.times)} requests; due in {format_seconds(policy.slo.due)}")
-    show(found, policy.slo.due, 1 - policy.slo.percentiles[-1][0])
+    click.echo(f"{profile.name}; {load.described}, {len(load.times)} requests; due in {format_seconds(due)}")
+    show(found, due, 1 - policy.slo.percentiles[-1][0])
+
+
+def _configured(asked: Asked, profile: DeviceProfile) -> tuple[BatchingPolicy, Parameters, bool]:
+    """Return the policy, the parameters, and whether those were given rather than defaults.
+
+    Raises ``click.ClickException`` naming the option or the field of the file.
+    """
+    if (asked.slo is None) == (asked.config is None):
+        raise click.UsageError("name --slo-p99 or --config, one of the two")
+    if asked.config is not None:
+        policy, parameters = assumptions.configured(asked.config)
+        return policy, parameters, parameters != policy.limits().clamp(Parameters())
+    parameters = Parameters(
+        max_batch=asked.max_batch or LARGEST,
+        max_wait=Duration(asked.max_wait or 0.0),
+        max_in_flight=asked.max_in_flight or 1,
+        pass_through=asked.pass_through,
+    )
+    policy = assumptions.slo_policy(
+        asked.slo or 0.0,
+        largest_batch=profile.largest_safe or max(64, parameters.max_batch),
+        timeout=asked.timeout,
+        shed_at=ShedAt(asked.shed_at),
+        objective=asked.objective,
+        target_utilization=asked.target_utilization,
+    )
+    return policy, parameters, any(is_typed(name) for name in PARAMETERS)
+
+
+def _compared(
+    asked: Asked, profile: DeviceProfile, policy: BatchingPolicy, times: list[float], given: Parameters | None
+) -> list[tuple[str, Parameters]]:
+    """Return the fixed configurations to compare at arrivals at ``times``, each with its name."""
+    if asked.trace is not None:
+        process = assumptions.burstiness(times)
+    else:
+        process = assumptions.process_of(len(times) / times[-1], asked.cv)
+    best = best_for(policy, Forecaster(assumptions.situation(profile, policy, process, asked.rows)))
+    return distinct(
+        [
+            *alternatives(asked.rows, policy.limits().max_batch, profile.executors),
+            *([] if given is None else [("as given", given)]),
+            ("best fixed", best.parameters),
+        ]
+    )
 
 
 def _how(how: str | None, *, lasts: bool) -> How:
@@ -306,7 +332,7 @@ def _how(how: str | None, *, lasts: bool) -> How:
     return How(how)
 
 
-def _check(context: click.Context, path: Path | None, admin: Address | None) -> None:
+def _check(context: click.Context, asked: Asked) -> None:
     """Reject options that contradict each other.
 
     Raises ``click.UsageError`` naming the option, and the fix.
@@ -316,15 +342,15 @@ def _check(context: click.Context, path: Path | None, admin: Address | None) -> 
         for parameter in context.command.params
         if parameter.name and is_typed(parameter.name)
     }
-    if (path is None) == (admin is None):
+    if (asked.path is None) == (asked.admin is None):
         raise click.UsageError("name --profile or --from-running, one of the two")
     if "autoscaler" not in typed:
-        for name in ("replicas", "cold_start", *(("plot",) if admin is None else ())):
+        for name in ("replicas", "cold_start", *(("plot",) if asked.admin is None else ())):
             if name in typed:
                 raise click.UsageError(
                     f"{typed[name]} goes with {'--from-running, or ' if name == 'plot' else ''}--autoscaler"
                 )
-    elif admin is not None:
+    elif asked.admin is not None:
         raise click.UsageError("--autoscaler goes with --profile: the requests of a sidecar are no day")
     else:
         for name in NO_PART_OF_A_DAY:
@@ -333,7 +359,7 @@ def _check(context: click.Context, path: Path | None, admin: Address | None) -> 
                     f"{typed[name]} does not go with --autoscaler: a day is played with zero wait and with Carpool, "
                     "and requests of one row"
                 )
-    if admin is None:
+    if asked.admin is None:
         for name in ITS_OWN:
             if name in typed:
                 raise click.UsageError(f"{typed[name]} goes with --from-running")

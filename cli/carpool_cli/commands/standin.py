@@ -149,9 +149,7 @@ def command(
             raise click.UsageError("an engine takes --host, --port, --model and --seed: drop the other options")
         _run(serve_engine(read_profile(path), model=model, host=host, port=port, seed=seed), host, port)
         return
-    profile = device_profile.load(path)
-    if executors is not None:
-        profile = msgspec.structs.replace(profile, executors=executors)
+    profile = device_profile.load(path, executors)
     nastiness = Nastiness(poison, wrong_rows, cold, ready_after, outage)
     served = serve(profile, nastiness, model=model, max_batch=max_batch, host=host, port=port, seed=seed)
     _run(served, host, port)

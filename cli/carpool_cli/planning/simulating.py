@@ -120,6 +120,15 @@ class Twin:
         )
 
 
+def alternatives(rows: int, largest_batch: int, executors: int) -> list[tuple[str, Parameters]]:
+    """Return what is compared with for requests of ``rows``: no batching, zero wait, and a common manual setting."""
+    return [
+        ("no batching", Parameters(max_batch=rows, max_in_flight=executors)),
+        ("zero wait", Parameters(max_batch=largest_batch, max_in_flight=executors)),
+        ("by hand", TYPICAL),
+    ]
+
+
 def distinct(named: Iterable[tuple[str, Parameters]]) -> list[tuple[str, Parameters]]:
     """Return the configurations, each once, by the first of its names."""
     seen: dict[Parameters, str] = {}

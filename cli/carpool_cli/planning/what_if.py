@@ -27,7 +27,7 @@ from carpool_cli.planning import assumptions, parameter_map
 from carpool_cli.planning.parameter_map import Plane
 from carpool_cli.planning.recommending import Recommendation, highest_load, recommend
 from carpool_cli.planning.replaying import How, load
-from carpool_cli.planning.simulating import TYPICAL, Figures, Twin, distinct, show
+from carpool_cli.planning.simulating import Figures, Twin, alternatives, distinct, show
 from carpool_cli.printable import json_of, printable
 
 if TYPE_CHECKING:
@@ -130,13 +130,7 @@ def run(client: AdminClient, model: str | None, asked: Asked, plot: Path | None,
     except AdminError as error:
         raise click.ClickException(str(error)) from None
     found = _changed(found, asked)
-    played = load(
-        found.arrivals,
-        asked.how,
-        factor=asked.factor,
-        seconds=asked.seconds,
-        seed=asked.seed,
-    )
+    played = load(found.arrivals, asked.how, factor=asked.factor, seconds=asked.seconds, seed=asked.seed)
     with _progress() as step:
         answer = what_if(found, played, asked, step)
     if as_json:
@@ -157,58 +151,28 @@ def run(client: AdminClient, model: str | None, asked: Asked, plot: Path | None,
 
 def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], object] = lambda _: None) -> WhatIf:
     """Forecast; ``step`` is called after each point with the number of points left."""
-    policy, service, limits = found.policy, found.service, found.limits
+    policy, service = found.policy, found.service
     quantile, target = policy.slo.percentiles[-1]
     situation = Situation(
         process=played.process,
         service=service,
         target=target,
         budget=assumptions.budget(policy),
-        limits=limits,
+        limits=found.limits,
         rows=played.mean_rows,
         quantiles=policy.slo.percentiles[:-1],
     )
     # 1. The parameters that the tuner would choose, by its own search over these very arrivals
     aim = Aim.of(policy)
     best = recommend(
-        situation,
-        found.largest_safe,
-        forecasting=played.forecaster,
-        passing_mode=policy.pass_through.mode,
-        aim=aim,
+        situation, found.largest_safe, forecasting=played.forecaster, passing_mode=policy.pass_through.mode, aim=aim
     )
     given = _given(found.parameters, asked)
     # 2. The sidecar's own Batcher with each configuration
-    device = Device(
-        times=table(service.table(max(1024, 2 * service.largest_measured))),
-        executors=service.executors,
-        cv=service.noise,
-        largest=found.largest_safe,
-    )
-    twin = Twin(device, policy, played.arrivals, seconds=played.times[-1], seed=asked.seed)
-    forecaster = played.forecaster(situation)
-    named = [("now", found.parameters), ("as given", given), ("recommended", best.parameters)]
-    if asked.compare:
-        rows, executors = situation.usual_rows, service.executors
-        named[1:1] = [
-            ("no batching", Parameters(max_batch=rows, max_in_flight=executors)),
-            ("zero wait", Parameters(max_batch=limits.max_batch, max_in_flight=executors)),
-            ("by hand", TYPICAL),
-        ]
-    results = [
-        twin.known(name, parameters, service, shed_slo=found.policy.admission.shed_at is not ShedAt.DEADLINE)
-        for name, parameters in distinct(named)
-    ]
-    if asked.tune or asked.compare:
-        results.append(twin.tuned("tuned", given))
+    results = _simulated(found, played, asked, situation, given, best.parameters)
     # 3. All sizes and waits
-    percentile = PERCENTILES[quantile]
-    flights = list(dict.fromkeys((given.max_in_flight, best.parameters.max_in_flight)))
-    sizes, waits = parameter_map.grid(limits, (found.parameters, given, best.parameters))
-    left = iter(range(len(flights) * len(sizes) * len(waits) - 1, -1, -1))
-    drawn = [
-        parameter_map.plane(forecaster, slots, sizes, waits, percentile, lambda: step(next(left))) for slots in flights
-    ]
+    percentile, forecaster = PERCENTILES[quantile], played.forecaster(situation)
+    drawn = _planes(forecaster, (found.parameters, given, best.parameters), percentile, step)
     return WhatIf(
         sidecar=found.address,
         model=found.model,
@@ -235,6 +199,42 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
             *_reach(drawn[0]),
         ],
     )
+
+
+def _simulated(
+    found: Running, played: Load, asked: Asked, situation: Situation, given: Parameters, best: Parameters
+) -> list[Figures]:
+    """Play the load with each configuration that is compared."""
+    service = found.service
+    device = Device(
+        times=table(service.table(max(1024, 2 * service.largest_measured))),
+        executors=service.executors,
+        cv=service.noise,
+        largest=found.largest_safe,
+    )
+    twin = Twin(device, found.policy, played.arrivals, seconds=played.times[-1], seed=asked.seed)
+    others = alternatives(situation.usual_rows, found.limits.max_batch, service.executors) if asked.compare else ()
+    named = [("now", found.parameters), *others, ("as given", given), ("recommended", best)]
+    sheds_slo = found.policy.admission.shed_at is not ShedAt.DEADLINE
+    results = [twin.known(name, parameters, service, shed_slo=sheds_slo) for name, parameters in distinct(named)]
+    if asked.tune or asked.compare:
+        results.append(twin.tuned("tuned", given))
+    return results
+
+
+def _planes(
+    forecaster: Forecaster,
+    marked: tuple[Parameters, Parameters, Parameters],
+    percentile: str,
+    step: Callable[[int], object],
+) -> list[Plane]:
+    """Forecast all sizes and waits, with each number in flight; ``marked``: the present, given and best parameters."""
+    flights = list(dict.fromkeys(each.max_in_flight for each in marked[1:]))
+    sizes, waits = parameter_map.grid(forecaster.situation.limits, marked)
+    left = iter(range(len(flights) * len(sizes) * len(waits) - 1, -1, -1))
+    return [
+        parameter_map.plane(forecaster, slots, sizes, waits, percentile, lambda: step(next(left))) for slots in flights
+    ]
 
 
 def _given(current: Parameters, asked: Asked) -> Parameters:

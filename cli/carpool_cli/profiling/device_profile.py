@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from carpool.learning.latency_model import ServiceTime
 from carpool_cli.answers import UNREADABLE, BadFile
@@ -43,8 +44,8 @@ class DeviceProfile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         return ServiceTime.measured(curve, noise=self.cv, executors=self.executors)
 
 
-def load(path: Path) -> DeviceProfile:
-    """Read a profile file.
+def load(path: Path, executors: int | None = None) -> DeviceProfile:
+    """Read a profile file; ``executors``: the server concurrency, if another than the profile's.
 
     Raises ``BadFile`` naming the file, the field and its format.
     """
@@ -62,7 +63,7 @@ def load(path: Path) -> DeviceProfile:
         )
     if any(after <= before for before, after in pairwise(profile.rows)):
         raise BadFile(f"{path}: rows must ascend")
-    return profile
+    return profile if executors is None else replace(profile, executors=executors)
 
 
 def save(profile: DeviceProfile, path: Path) -> None:
