@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import click
 
@@ -15,7 +15,7 @@ from carpool_cli.batch import shards as sharding
 from carpool_cli.batch.journal import Journal
 from carpool_cli.live.figures import number
 from carpool_cli.load import servers
-from carpool_cli.options import ADDRESS, INPUT_FILE, OUTPUT_FILE, Address
+from carpool_cli.options import ADDRESS, INPUT_FILE, OUTPUT_FILE
 from carpool_cli.profiling import device_profile
 from carpool_cli.profiling.inflection import inflection
 from carpool_cli.stopped import Interrupted
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from carpool_cli.batch import requests
     from carpool_cli.batch.formats import Row, Source
+    from carpool_cli.batch.job import SizeSearch
+    from carpool_cli.options import Address
+    from carpool_cli.profiling.device_profile import DeviceProfile
     from carpool_cli.profiling.targets import OnnxTarget, ServerTarget
     from carpool_sidecar.http1.messages import Headers
 
@@ -41,6 +44,35 @@ TIMEOUT = 60.0
 
 NOTE_EVERY = 5.0
 """Seconds between two messages about retries: many requests may wait for one reason."""
+
+
+class Asked(NamedTuple):
+    """The options."""
+
+    source_path: Path
+    output: Path
+    onnx: Path | None
+    upstream: Address | None
+    model: str
+    protocol: Spoken | None
+    batch_size: int | None
+    max_batch: int
+    profile_path: Path | None
+    concurrency: int | None
+    threads: int
+    shape: tuple[int, ...] | None
+    max_bad: int | None
+    retries: int
+    timeout: float | None
+    headers: Headers
+    shards: int | None
+    shard: int | None
+    join: bool
+
+    @property
+    def is_npz(self) -> bool:
+        """Whether input and output are arrays, and not lines."""
+        return self.output.suffix == ".npz"
 
 
 @click.command(
@@ -101,28 +133,7 @@ Examples:
     help="Which one, from 0.  [default: $JOB_COMPLETION_INDEX]",
 )
 @click.option("--join", is_flag=True, help="Join the outputs of all shards to OUTPUT.")
-def command(
-    *,
-    source_path: Path,
-    output: Path,
-    onnx: Path | None,
-    upstream: Address | None,
-    model: str,
-    protocol: Spoken | None,
-    batch_size: int | None,
-    max_batch: int,
-    profile_path: Path | None,
-    concurrency: int | None,
-    threads: int,
-    shape: tuple[int, ...] | None,
-    max_bad: int | None,
-    retries: int,
-    timeout: float | None,
-    headers: Headers,
-    shards: int | None,
-    shard: int | None,
-    join: bool,
-) -> None:
+def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
     """Run every row of INPUT through a model and write the answers, in order, to OUTPUT.
 
     INPUT and OUTPUT are JSON lines (.jsonl: one V1 instance a line; several inputs as an object by name) or .npz
@@ -139,90 +150,137 @@ def command(
     Exits 0 when every row was answered, 3 when bad rows were skipped, 1 when it could not continue, 2 for wrong
     options.
     """
-    from carpool_cli.batch import formats, requests  # noqa: PLC0415 - numpy is not for --help
-    from carpool_cli.batch.job import Job, SizeSearch, Stopped, Stopping, TooManyBad  # noqa: PLC0415 - likewise
+    from carpool_cli.batch import formats  # noqa: PLC0415 - numpy is not for --help
 
-    if (onnx is None) == (upstream is None):
-        raise click.UsageError("name --onnx FILE or --upstream URL, one of the two")
-    kinds = {path.suffix for path in (source_path, output)}
-    if kinds not in ({".jsonl"}, {".npz"}):
-        raise click.UsageError("INPUT and OUTPUT must both end in .jsonl, or both in .npz")
-    if source_path.resolve() == output.resolve():
-        raise click.UsageError("INPUT and OUTPUT are the same file: name another OUTPUT")
-    part = _shard(shards, shard, join=join)
-    if join:
-        assert shards is not None  # noqa: S101 - for the type checker: checked
-        bad = sharding.join(output, shards, formats.Npz.join if output.suffix == ".npz" else None)
-        click.echo(f"{shards} shards joined: {output}")
-        _skipped(bad, output)
+    asked = Asked(**typed)
+    _check(asked)
+    part = _shard(asked.shards, asked.shard, join=asked.join)
+    if asked.join:
+        assert asked.shards is not None  # noqa: S101 - for the type checker: checked
+        bad = sharding.join(asked.output, asked.shards, formats.Npz.join if asked.is_npz else None)
+        click.echo(f"{asked.shards} shards joined: {asked.output}")
+        _skipped(bad, asked.output)
         return
     if part is not None:
-        output = part.output(output)
-    profile = device_profile.load(profile_path) if profile_path is not None else None
-    if protocol is None:
-        alike = source_path.suffix == ".jsonl" and upstream is not None and requests.is_request(source_path)
-        protocol = REQUESTS if alike else "v1"
-    sends = protocol == REQUESTS
-    if sends and (upstream is None or source_path.suffix != ".jsonl" or (batch_size or 1) > 1):
-        raise click.UsageError("--protocol openai is for .jsonl and --upstream, without --batch-size")
-    if headers and upstream is None:
-        raise click.UsageError("--header is for --upstream: a file needs none")
-    files = [_version(source_path), _version(onnx) if onnx is not None and onnx.exists() else None]
-    identity = " ".join(map(str, [*files, upstream, model, protocol, *(part or ())]))
-    # 1. The size: given, the profile's, or found while running
-    sizes = SizeSearch(1 if sends else max_batch)
-    fixed = batch_size or (inflection(profile.service_time(), profile.largest_safe) if profile is not None else None)
-    if fixed is not None and not sends:
-        sizes = SizeSearch(fixed)
-        sizes.size, sizes.settled = fixed, True
-    with Journal(output, identity) as journal:
+        asked = asked._replace(output=part.output(asked.output))
+    profile = None if asked.profile_path is None else device_profile.load(asked.profile_path)
+    protocol = _protocol(asked)
+    with Journal(asked.output, _identity(asked, protocol, part)) as journal:
         if journal.progress.complete:
             # The last run was killed between its last answer and its last rename.
-            journal.complete(formats.Npz.assemble if output.suffix == ".npz" else None)
-            _summary(journal.progress.answered, journal.progress.skipped, output, "complete already")
-            return
-        source, target, run = _opened(
-            source_path, journal, part, onnx, upstream, model, protocol, threads, shape, timeout, headers
-        )
-        alone = requests.CONCURRENCY if sends else 1
-        at_once = concurrency or (profile.executors if profile is not None else alone)
-        job = Job(
-            source,
-            run,
-            journal,
-            sizes,
-            concurrency=at_once,
-            ahead=requests.AHEAD * at_once if sends else at_once,
-            abandon=target.abandon,
-            retries=retries,
-            isolates=not sends,
-            max_bad=max_bad,
-            clock=time.monotonic,
-            stopping=Stopping(),
-            waits=Waits(time.monotonic),
-        )
-        if journal.resumed:
-            click.echo(f"continuing after row {journal.progress.number}: {journal.progress.answered} are answered")
-        before, started = job.answered, time.monotonic()
-        try:
-            _with_bar(job.go, source)
-        except TooManyBad as error:
-            raise click.ClickException(
-                f"stopped: {error}; {journal.errors} names all. To leave them out, give the same command a larger "
-                f"--max-bad: it goes on from here. Or correct them, remove {journal.checkpoint}, and start over"
-            ) from None
-        except Stopped as error:
-            raise click.ClickException(f"stopped: {error}. {_kept(journal)}") from None
-        except KeyboardInterrupt:
-            raise Interrupted(f"stopped. {_kept(journal)}") from None
-        finally:
-            source.close()
-            target.close()
-        seconds = time.monotonic() - started
-        journal.finish(source.assemble)
+            journal.complete(formats.Npz.assemble if asked.is_npz else None)
+            how = "complete already"
+        else:
+            how = _run(asked, protocol, part, profile, journal)
+    done = journal.progress
+    click.echo(f"{done.answered} rows answered ({how}): {asked.output}")
+    _skipped(done.skipped, asked.output)
+
+
+def _check(asked: Asked) -> None:
+    """Reject options that contradict each other.
+
+    Raises ``click.UsageError`` with the fix.
+    """
+    if (asked.onnx is None) == (asked.upstream is None):
+        raise click.UsageError("name --onnx FILE or --upstream URL, one of the two")
+    if {asked.source_path.suffix, asked.output.suffix} not in ({".jsonl"}, {".npz"}):
+        raise click.UsageError("INPUT and OUTPUT must both end in .jsonl, or both in .npz")
+    if asked.source_path.resolve() == asked.output.resolve():
+        raise click.UsageError("INPUT and OUTPUT are the same file: name another OUTPUT")
+
+
+def _protocol(asked: Asked) -> Spoken:
+    """Return the protocol: by default, that of the input's lines.
+
+    Raises ``click.UsageError`` for options that do not go with it, or with no server.
+    """
+    from carpool_cli.batch import requests  # noqa: PLC0415 - numpy is not for --help
+
+    has_lines = asked.upstream is not None and not asked.is_npz
+    protocol = asked.protocol
+    if protocol is None:
+        protocol = REQUESTS if has_lines and requests.is_request(asked.source_path) else "v1"
+    if protocol == REQUESTS and (not has_lines or (asked.batch_size or 1) > 1):
+        raise click.UsageError("--protocol openai is for .jsonl and --upstream, without --batch-size")
+    if asked.headers and asked.upstream is None:
+        raise click.UsageError("--header is for --upstream: a file needs none")
+    return protocol
+
+
+def _identity(asked: Asked, protocol: Spoken, part: sharding.Shard | None) -> str:
+    """Return what distinguishes this job from others: only the same one can be resumed."""
+    model = _version(asked.onnx) if asked.onnx is not None and asked.onnx.exists() else None
+    files = _version(asked.source_path), model
+    return " ".join(map(str, [*files, asked.upstream, asked.model, protocol, *(part or ())]))
+
+
+def _run(
+    asked: Asked, protocol: Spoken, part: sharding.Shard | None, profile: DeviceProfile | None, journal: Journal
+) -> str:
+    """Run the job to its end; return how long it took, and its rate.
+
+    Raises ``click.ClickException`` with what to do if it can't continue.
+    """
+    from carpool_cli.batch import requests  # noqa: PLC0415 - numpy is not for --help
+    from carpool_cli.batch.job import Job, Stopped, Stopping, TooManyBad  # noqa: PLC0415 - likewise
+
+    sends = protocol == REQUESTS
+    sizes = _sizes(asked, profile, sends=sends)
+    source, target, run = _opened(asked, protocol, part, journal)
+    alone = requests.CONCURRENCY if sends else 1
+    at_once = asked.concurrency or (profile.executors if profile is not None else alone)
+    job = Job(
+        source,
+        run,
+        journal,
+        sizes,
+        concurrency=at_once,
+        ahead=requests.AHEAD * at_once if sends else at_once,
+        abandon=target.abandon,
+        retries=asked.retries,
+        isolates=not sends,
+        max_bad=asked.max_bad,
+        clock=time.monotonic,
+        stopping=Stopping(),
+        waits=Waits(time.monotonic),
+    )
+    if journal.resumed:
+        click.echo(f"continuing after row {journal.progress.number}: {journal.progress.answered} are answered")
+    before, started = job.answered, time.monotonic()
+    try:
+        _with_bar(job.go, source)
+    except TooManyBad as error:
+        raise click.ClickException(
+            f"stopped: {error}; {journal.errors} names all. To leave them out, give the same command a larger "
+            f"--max-bad: it goes on from here. Or correct them, remove {journal.checkpoint}, and start over"
+        ) from None
+    except Stopped as error:
+        raise click.ClickException(f"stopped: {error}. {_kept(journal)}") from None
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped. {_kept(journal)}") from None
+    finally:
+        source.close()
+        target.close()
+    seconds = time.monotonic() - started
+    journal.finish(source.assemble)
     rate = (job.answered - before) / max(seconds, 1e-9)
-    how = f"{format_seconds(seconds)}, {number(rate)} rows/s, batches of {sizes.size}"
-    _summary(job.answered, job.skipped, output, how)
+    return f"{format_seconds(seconds)}, {number(rate)} rows/s, batches of {sizes.size}"
+
+
+def _sizes(asked: Asked, profile: DeviceProfile | None, *, sends: bool) -> SizeSearch:
+    """Return the batch size: given, the profile's, or to be found while running; requests are sent one by one."""
+    from carpool_cli.batch.job import SizeSearch  # noqa: PLC0415 - numpy is not for --help
+
+    if sends:
+        return SizeSearch(1)
+    size = asked.batch_size
+    if size is None and profile is not None:
+        size = inflection(profile.service_time(), profile.largest_safe)
+    sizes = SizeSearch(asked.max_batch if size is None else size)
+    if size is not None:
+        sizes.size, sizes.settled = size, True
+    return sizes
 
 
 def _version(path: Path) -> str:
@@ -250,48 +308,38 @@ def _shard(shards: int | None, index: int | None, *, join: bool) -> sharding.Sha
 
 
 def _opened(
-    path: Path,
-    journal: Journal,
-    part: sharding.Shard | None,
-    onnx: Path | None,
-    upstream: Address | None,
-    model: str,
-    protocol: Spoken,
-    threads: int,
-    shape: tuple[int, ...] | None,
-    timeout: float | None,
-    headers: Headers,
+    asked: Asked, protocol: Spoken, part: sharding.Shard | None, journal: Journal
 ) -> tuple[Source, Calls, Callable[[Sequence[Row]], list[Row]]]:
     """Open the input at the journal's position, and the model; returns both, and the function that runs a batch."""
     from carpool_cli.batch import formats, requests  # noqa: PLC0415 - numpy is not for --help
-    from carpool_cli.profiling import arrays, targets  # noqa: PLC0415 - numpy is not for --help
+    from carpool_cli.profiling import arrays, targets  # noqa: PLC0415 - likewise
 
-    given = arrays.load_npz(path) if path.suffix == ".npz" else None
+    path, upstream = asked.source_path, asked.upstream
+    given = arrays.load_npz(path) if asked.is_npz else None
+    rows = None if given is None else arrays.rows_of(given)
+    if rows is not None:
+        span = range(rows) if part is None else part.part(rows)
+        begin = sharding.Lines(span.start, span.stop, 0)
+    else:
+        begin = sharding.Lines(0, path.stat().st_size, 0) if part is None else sharding.lines(path, part)
     progress = journal.progress
-    begin = sharding.Lines(0, path.stat().st_size, 0)
-    if part is not None:
-        rows = None if given is None else part.part(arrays.rows_of(given))
-        begin = sharding.lines(path, part) if rows is None else sharding.Lines(rows.start, rows.stop, 0)
-    elif given is not None:
-        begin = sharding.Lines(0, arrays.rows_of(given), 0)
     position, number = (progress.position, progress.number) if journal.resumed else (begin.begin, begin.number)
     if protocol == REQUESTS:
         assert upstream is not None  # noqa: S101 - checked, for the type checker
-        sender = requests.Sender(upstream, headers, requests.TIMEOUT if timeout is None else timeout)
+        sender = requests.Sender(upstream, asked.headers, asked.timeout or requests.TIMEOUT)
         found = requests.RequestLines(formats.JsonLines(path, position, number, None, begin.end))
         return found, sender, sender.run
-    timeout = TIMEOUT if timeout is None else timeout
+    timeout = asked.timeout or TIMEOUT
     target: OnnxTarget | ServerTarget
-    if onnx is not None:
-        target = targets.OnnxTarget(onnx, threads, {})
+    if asked.onnx is not None:
+        target = targets.OnnxTarget(asked.onnx, asked.threads, {})
     else:
         assert upstream is not None  # noqa: S101 - one of the two, for the type checker
         if protocol == "v1" and given is None:
-            server = targets.ServerTarget(upstream, model, protocol, [], timeout, headers)
+            server = targets.ServerTarget(upstream, asked.model, protocol, [], timeout, asked.headers)
             lines = formats.JsonLines(path, position, number, None, begin.end)
             return lines, server, lambda rows: formats.run_json(server, rows)
-        specs = targets.described(upstream, model, protocol, shape, given, timeout, headers)
-        target = targets.ServerTarget(upstream, model, protocol, specs, timeout, headers)
+        target = targets.of_server(upstream, asked.model, protocol, asked.shape, given, timeout, asked.headers)
     source: Source = (
         formats.Npz(targets.check_names(target, given), position, begin.end)
         if given is not None
@@ -329,11 +377,6 @@ def _with_bar(go: Callable[[Callable[[int], None]], None], source: Source) -> No
 
 def _kept(journal: Journal) -> str:
     return f"{journal.progress.answered} answers are kept; the same command resumes"
-
-
-def _summary(answered: int, skipped: int, output: Path, how: str) -> None:
-    click.echo(f"{answered} rows answered ({how}): {output}")
-    _skipped(skipped, output)
 
 
 def _skipped(bad: int, output: Path) -> None:

@@ -145,8 +145,7 @@ def command(
         meter: memory.Meter | None = (memory.gpu() if onnx_target.device == "gpu" else None) or memory.HostMemory()
     else:
         assert upstream is not None  # noqa: S101 - one of the two, for the type checker
-        specs = targets.described(upstream, model, protocol, shape, given, timeout, headers)
-        target = targets.ServerTarget(upstream, model, protocol, specs, timeout, headers)
+        target = targets.of_server(upstream, model, protocol, shape, given, timeout, headers)
         served = {} if upstream.path else {"upstream": str(upstream)}
         # A server's own memory is not visible from here, but the GPU that it shares with this host's processes is.
         meter = memory.gpu() if upstream.host in {"127.0.0.1", "localhost", "::1"} else None

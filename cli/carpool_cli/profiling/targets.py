@@ -239,7 +239,7 @@ class _Predictions(msgspec.Struct):
     predictions: list[Any]
 
 
-def described(
+def of_server(
     address: Address,
     model: str,
     protocol: servers.Protocol,
@@ -247,14 +247,16 @@ def described(
     given: Arrays | None,
     timeout: float,
     headers: Headers = (),
-) -> list[InputSpec]:
-    """Return the inputs of a server's model: as given, else of the given shape, else from its metadata."""
+) -> ServerTarget:
+    """Return a server's model, with its inputs as given, else of the given shape, else from its metadata."""
     if given is not None:
         datatypes = {tensor.name: tensor.datatype for tensor in to_tensors(given)}
-        return [InputSpec(name, datatypes[name], array.shape[1:]) for name, array in given.items()]
-    if protocol == "v1" or row is not None:
-        return [InputSpec("input", "FP32", row or (servers.GUESSED_DIM,))]
-    return servers.inputs_of(address, model, timeout, headers)
+        specs = [InputSpec(name, datatypes[name], array.shape[1:]) for name, array in given.items()]
+    elif protocol == "v1" or row is not None:
+        specs = [InputSpec("input", "FP32", row or (servers.GUESSED_DIM,))]
+    else:
+        specs = servers.inputs_of(address, model, timeout, headers)
+    return ServerTarget(address, model, protocol, specs, timeout, headers)
 
 
 def check_names(target: Target, given: Arrays) -> Arrays:
