@@ -7,7 +7,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -35,12 +35,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from carpool_cli.options import Address
     from carpool_cli.profiling.arrays import Arrays
     from carpool_cli.profiling.memory import MemoryFit
     from carpool_cli.profiling.targets import Target
     from carpool_sidecar.http1.messages import Headers
 
 VERIFIED_ROWS = 8
+
+
+class Asked(NamedTuple):
+    """The options."""
+
+    onnx: Path | None
+    upstream: Address | None
+    model: str
+    protocol: servers.Protocol
+    max_batch: int
+    rounds: int
+    budget: float
+    concurrency: int
+    threads: int
+    inputs_path: Path | None
+    shape: tuple[int, ...] | None
+    dims: tuple[tuple[str, int], ...]
+    slo: float | None
+    verify: bool
+    tolerance: float
+    timeout: float
+    headers: Headers
+    seed: int
+    out: Path | None
+    plot: Path | None
 
 
 @click.command(
@@ -95,29 +121,7 @@ Examples:
 @options.seed(help="Seed of random rows.")
 @click.option("--out", type=OUTPUT_FILE, help="Write the profile (JSON) for simulate, recommend and standin.")
 @options.plot(help="Draw batch latency and the time per row to this file (PNG, SVG, PDF).")
-def command(
-    *,
-    onnx: Path | None,
-    upstream: Address | None,
-    model: str,
-    protocol: servers.Protocol,
-    max_batch: int,
-    rounds: int,
-    budget: float,
-    concurrency: int,
-    threads: int,
-    inputs_path: Path | None,
-    shape: tuple[int, ...] | None,
-    dims: tuple[tuple[str, int], ...],
-    slo: float | None,
-    verify: bool,
-    tolerance: float,
-    timeout: float,
-    headers: Headers,
-    seed: int,
-    out: Path | None,
-    plot: Path | None,
-) -> None:
+def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
     """Measure the latency of batches of 1, 2, 4, ... rows, on the model in the file ONNX or on a server.
 
     Shows the size beyond which larger batches gain nothing, the largest size that fits memory, the server concurrency,
@@ -130,48 +134,82 @@ def command(
     """
     from carpool_cli.profiling import arrays, targets  # noqa: PLC0415 - numpy is not for --help
 
-    if (onnx is None) == (upstream is None):
-        raise click.UsageError("name --onnx FILE or --upstream URL, one of the two")
-    if headers and upstream is None:
-        raise click.UsageError("--header is for --upstream: a file needs none")
-    if dims and onnx is None:
-        raise click.UsageError("--dim is for --onnx: give the shape of one row of a server's model with --shape")
-    given = arrays.load_npz(inputs_path) if inputs_path is not None else None
-    target: Target
-    served = {} if onnx is None else {"onnx": str(onnx.resolve())}
-    if onnx is not None:
-        onnx_target = targets.OnnxTarget(onnx, threads, dict(dims))
-        target = onnx_target
-        meter: memory.Meter | None = (memory.gpu() if onnx_target.device == "gpu" else None) or memory.HostMemory()
-    else:
-        assert upstream is not None  # noqa: S101 - one of the two, for the type checker
-        target = targets.of_server(upstream, model, protocol, shape, given, timeout, headers)
-        served = {} if upstream.path else {"upstream": str(upstream)}
-        # A server's own memory is not visible from here, but the GPU that it shares with this host's processes is.
-        meter = memory.gpu() if upstream.host in {"127.0.0.1", "localhost", "::1"} else None
+    asked = Asked(**typed)
+    _check(asked)
+    given = None if asked.inputs_path is None else arrays.load_npz(asked.inputs_path)
+    target, meter = _opened(asked, given)
     sample = (
-        arrays.random_rows(target.inputs, max(VERIFIED_ROWS, 16), seed)
+        arrays.random_rows(target.inputs, max(VERIFIED_ROWS, 16), asked.seed)
         if given is None
         else targets.check_names(target, given)
     )
     # 1. Is batching safe?
-    safe = not verify or _verified(target, arrays.repeated(sample, VERIFIED_ROWS), tolerance)
+    safe = not asked.verify or _verified(target, arrays.repeated(sample, VERIFIED_ROWS), asked.tolerance)
     if sys.stderr.isatty():
-        click.echo(f"measuring for about {format_seconds(budget)} ...", err=True)
+        click.echo(f"measuring for about {format_seconds(asked.budget)} ...", err=True)
     # 2. Cold runs, ascending; the first size that fails ends them
-    runs, cold, used, stopped = _cold_runs(target, sample, max_batch, meter)
+    runs, cold, used, stopped = _cold_runs(target, sample, asked.max_batch, meter)
     # 3. Rounds and concurrency
     try:
-        timings, rates, missing = _rounds(runs, cold, rounds, budget, concurrency)
+        timings, rates, missing = _rounds(runs, cold, asked.rounds, asked.budget, asked.concurrency)
     except targets.TargetError as error:
         raise click.ClickException(
             f"{target.name}: a batch that was answered before failed while it was measured: {error}; measure again "
             "once the model answers all (--concurrency 1 if it takes no two calls at once)"
         ) from None
-    best = min(timings, key=lambda timing: timing.best / timing.rows)
     fitted = memory.fit(used, meter.limit) if meter is not None else None
-    profile = DeviceProfile(
-        name=target.name,
+    profile = _profile(asked, target.name, timings, rates, fitted)
+    target.close()
+    # 4. The results
+    _show(profile, timings, rates, stopped)
+    if missing:
+        click.echo(f"stopped; not measured: {missing}")
+    if meter is not None:
+        _show_memory(meter, fitted)
+    _use(asked, profile, timings)
+    if missing:
+        sys.exit(STOPPED)
+    if not safe:
+        sys.exit(1)
+
+
+def _check(asked: Asked) -> None:
+    """Reject options that contradict each other.
+
+    Raises ``click.UsageError`` with the fix.
+    """
+    if (asked.onnx is None) == (asked.upstream is None):
+        raise click.UsageError("name --onnx FILE or --upstream URL, one of the two")
+    if asked.headers and asked.upstream is None:
+        raise click.UsageError("--header is for --upstream: a file needs none")
+    if asked.dims and asked.onnx is None:
+        raise click.UsageError("--dim is for --onnx: give the shape of one row of a server's model with --shape")
+
+
+def _opened(asked: Asked, given: Arrays | None) -> tuple[Target, memory.Meter | None]:
+    """Open the model; returns it, and what measures its memory, if that is visible from here."""
+    from carpool_cli.profiling import targets  # noqa: PLC0415 - numpy is not for --help
+
+    if asked.onnx is not None:
+        model = targets.OnnxTarget(asked.onnx, asked.threads, dict(asked.dims))
+        return model, (memory.gpu() if model.device == "gpu" else None) or memory.HostMemory()
+    assert asked.upstream is not None  # noqa: S101 - one of the two, for the type checker
+    server = targets.of_server(
+        asked.upstream, asked.model, asked.protocol, asked.shape, given, asked.timeout, asked.headers
+    )
+    # A server's own memory is not visible from here, but the GPU that it shares with this host's processes is.
+    return server, memory.gpu() if asked.upstream.host in {"127.0.0.1", "localhost", "::1"} else None
+
+
+def _profile(
+    asked: Asked, name: str, timings: list[Timing], rates: dict[int, float], fitted: MemoryFit | None
+) -> DeviceProfile:
+    """Return the profile that was measured."""
+    served = {} if asked.onnx is None else {"onnx": str(asked.onnx.resolve())}
+    if asked.upstream is not None and not asked.upstream.path:
+        served = {"upstream": str(asked.upstream)}
+    return DeviceProfile(
+        name=name,
         source=f"measured by carpool profile: minimum of {timings[0].rounds} interleaved rounds",
         executors=executors_of(rates) if rates else 1,
         rows=tuple(timing.rows for timing in timings),
@@ -185,14 +223,11 @@ def command(
             **served,
         },
     )
-    target.close()
-    # 4. The results
-    _show(profile, timings, rates, best.rows, stopped)
-    if missing:
-        click.echo(f"stopped; not measured: {missing}")
-    if meter is not None:
-        _show_memory(meter, fitted)
-    curve = profile.service_time()
+
+
+def _use(asked: Asked, profile: DeviceProfile, timings: list[Timing]) -> None:
+    """Advise for the SLO, write the profile and draw it, as far as asked."""
+    curve, slo, out = profile.service_time(), asked.slo, asked.out
     if slo is not None:
         advice = advise(curve, slo=slo, limit=profile.largest_safe)
         click.echo(f"for a p99 of {format_seconds(slo)}: {advice.text}")
@@ -202,15 +237,11 @@ def command(
     if out is not None:
         device_profile.save(profile, out)
         click.echo(f"wrote {out}; next: carpool recommend --profile {out} --slo-p99 {Duration(slo or 0.05)} --rate 100")
-    if plot is not None:
+    if asked.plot is not None:
         from carpool_cli.planning import plots  # noqa: PLC0415 - matplotlib is not for every run
 
-        plots.service_time(plot, target.name, timings, inflection(curve), slo)
-        click.echo(f"drew {plot}")
-    if missing:
-        sys.exit(STOPPED)
-    if not safe:
-        sys.exit(1)
+        plots.service_time(asked.plot, profile.name, timings, inflection(curve), slo)
+        click.echo(f"drew {asked.plot}")
 
 
 def _verified(target: Target, rows: Arrays, tolerance: float) -> bool:
@@ -268,7 +299,7 @@ def _rounds(
         return stopped.timings, {}, f"{left} of at most {rounds}, and {unknown}"
     except KeyboardInterrupt:
         raise Interrupted("stopped in the first round: there is nothing to keep") from None
-    best = min(timings, key=lambda timing: timing.best / timing.rows)
+    best = _cheapest(timings)
     try:
         rates = throughputs(
             runs[best.rows], concurrency, seconds=max(0.2, 4 * best.best), trials=2, clock=time.perf_counter
@@ -278,7 +309,12 @@ def _rounds(
     return timings, rates, ""
 
 
-def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float], at: int, stopped: str) -> None:
+def _cheapest(timings: list[Timing]) -> Timing:
+    """Return the size with the least time per row."""
+    return min(timings, key=lambda timing: timing.best / timing.rows)
+
+
+def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float], stopped: str) -> None:
     from rich.console import Console  # noqa: PLC0415 - not for --help
     from rich.table import Table  # noqa: PLC0415 - likewise
     from rich.text import Text  # noqa: PLC0415 - likewise
@@ -313,6 +349,7 @@ def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float]
             )
             click.echo(f"a row in a batch of {cheapest} costs {gain:.2f} times less than alone; {beyond}")
     if len(rates) > 1:
+        at = _cheapest(timings).rows
         shown = ", ".join(f"{callers}: {number(rate * at)}" for callers, rate in rates.items())
         click.echo(f"rows/s by callers at once, in batches of {at}: {shown}; server concurrency: {profile.executors}")
         if profile.executors == len(rates):
