@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
-import signal
 import sys
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -16,8 +14,8 @@ from carpool.policy.durations import format_seconds
 from carpool_cli import options
 from carpool_cli.answers import BadFile
 from carpool_cli.load import servers
-from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_times
-from carpool_cli.load.report import Report, problems, summarize, to_json, write
+from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_times, until_interrupted
+from carpool_cli.load.report import Report, deliver, problems, summarize, to_json
 from carpool_cli.load.servers import Goal, InputSpec, Protocol, Request
 from carpool_cli.load.tensors import Malformed
 from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, Address, FiniteRange, WithStreams
@@ -49,6 +47,33 @@ def _rates(_: click.Context, parameter: click.Parameter, value: str | None) -> t
     if not rates or not all(0 <= rate < math.inf for rate in rates) or not any(rates):
         raise click.BadParameter(f"{value!r}: write requests per second, e.g. 200 or 100,400,100", param=parameter)
     return rates
+
+
+class Asked(NamedTuple):
+    """The options."""
+
+    server: Address
+    model: str | None
+    protocol: Protocol | None
+    rates: tuple[float, ...] | None
+    cv: float
+    trace: Path | None
+    seconds: float | None
+    requests: int | None
+    warm_up: float
+    slo: float
+    timeout: float
+    connections: int
+    bodies: tuple[Path, ...]
+    rows: int
+    shape: tuple[int, ...] | None
+    datatype: str
+    input_name: str
+    headers: Headers
+    verify: bool
+    seed: int
+    out: Path | None
+    as_json: bool
 
 
 @click.command(
@@ -118,31 +143,7 @@ Examples:
 @options.seed(help="Seed of arrivals and made-up bodies.")
 @options.report_file()
 @options.as_json()
-def command(
-    *,
-    server: Address,
-    model: str | None,
-    protocol: Protocol | None,
-    rates: tuple[float, ...] | None,
-    cv: float,
-    trace: Path | None,
-    seconds: float | None,
-    requests: int | None,
-    warm_up: float,
-    slo: float,
-    timeout: float,
-    connections: int,
-    bodies: tuple[Path, ...],
-    rows: int,
-    shape: tuple[int, ...] | None,
-    datatype: str,
-    input_name: str,
-    headers: Headers,
-    verify: bool,
-    seed: int,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
     """Send open-loop load to SERVER and report latency, goodput and errors.
 
     SERVER is a URL. Without a path, requests go to the model's path of --protocol. A URL with a path is used as it is;
@@ -155,69 +156,74 @@ def command(
 
     Exits 0 when a request was answered well, 1 when none was or --verify found a wrong answer, 130 after Ctrl-C.
     """
-    if requests is not None and (seconds is not None or trace is not None or (rates and len(rates) > 1)):
-        raise click.UsageError("--requests goes with a single --rate, without --for and --trace")
-    assumptions.refuse_cv_of(trace)
-    rng = random.Random(seed)  # noqa: S311 - load, not secrets
-    end = math.inf
+    asked = Asked(**typed)
     # 1. Arrival times
-    if requests is not None:
-        rate = (rates or (100.0,))[0]
-        due = _some(rate, cv, warm_up, requests, rng)
-        seconds = max(due[-1] - warm_up, 1e-3) * (requests + 1) / requests
-    else:
-        seconds = 10.0 if seconds is None else seconds
-        horizon = warm_up + seconds
-        if trace is not None:
-            if rates and len(rates) > 1:
-                raise click.UsageError("--trace goes with a single --rate")
-            recorded, _ = assumptions.read_trace(trace, rates[0] if rates else None)
-            due = list(takewhile(lambda time: time < horizon, recorded))
-            end = lasts(recorded)
-        else:
-            rates = rates or (100.0,)
-            if max(rates) * horizon > MOST_REQUESTS:
-                raise click.UsageError(f"that is over {MOST_REQUESTS} requests: lower --rate or --for")
-            due = due_times(rates[:1], cv, warm_up, rng) if warm_up else []
-            due += [warm_up + time for time in due_times(rates, cv, seconds, rng)]
-    if not due or due[-1] < warm_up:
-        raise assumptions.nothing_due(seconds, warm_up, end)
-    # After the end of a trace there is no load: that time is no part of the rates.
-    seconds = min(seconds, end - warm_up)
+    rng = random.Random(asked.seed)  # noqa: S311 - load, not secrets
+    due, seconds = _due(asked, rng)
     # 2. Requests
-    goal = servers.goal(server, model, protocol)
-    if not goal.known and (verify or not bodies):
-        raise click.UsageError(
-            f"{server} is no path of V1 or V2: "
-            + ("leave --verify out" if bodies else "give the body to send with --body FILE, or the model with --model")
+    goal = servers.goal(asked.server, asked.model, asked.protocol)
+    if not goal.known and (asked.verify or not asked.bodies):
+        fix = (
+            "leave --verify out"
+            if asked.bodies
+            else "give the body to send with --body FILE, or the model with --model"
         )
-    servers.check_reachable(server, timeout)
-    prepared = _prepared(goal, bodies, rows, shape, datatype, input_name, timeout, headers, rng)
+        raise click.UsageError(f"{asked.server} is no path of V1 or V2: {fix}")
+    servers.check_reachable(asked.server, asked.timeout)
+    prepared = _prepared(asked, goal, rng)
     # 3. Run
+    warm_up = asked.warm_up
     if sys.stderr.isatty():
         click.echo(f"sending {len(due)} requests in {format_seconds(warm_up + seconds)} ...", err=True)
-    recording = _run(goal, prepared, due, timeout, connections, headers, verify)
+    recording = _run(asked, goal, prepared, due)
+    stopped = ""
     if recording.stopped_at is not None:
         seconds = min(seconds, recording.stopped_at - warm_up)
         if not recording.due or recording.due[-1] < warm_up:
             raise Stopped("stopped before a measured request was answered: let it run longer, or lower --warm-up")
-    report = summarize(recording, slo=slo, warm_up=warm_up, seconds=seconds, connections=connections)
-    document = to_json(report, server=str(server), url=goal.url, sloSeconds=slo)
-    if recording.stopped_at is not None:
         span = format_seconds(round(max(seconds, 0.001), 3))
-        click.echo(f"stopped after {span}; requests without an answer yet, left out: {recording.left_out}", err=as_json)
-    if as_json:
-        click.echo(document, nl=False)
+        stopped = f"stopped after {span}; requests without an answer yet, left out: {recording.left_out}"
+    # 4. Report
+    report = summarize(recording, slo=asked.slo, warm_up=warm_up, seconds=seconds, connections=asked.connections)
+    deliver(
+        to_json(report, server=str(asked.server), url=goal.url, sloSeconds=asked.slo),
+        lambda: _show(report, asked.slo, goal),
+        stopped=stopped,
+        good=bool(report.ok) and MISMATCH not in report.errors,
+        as_json=asked.as_json,
+        out=asked.out,
+    )
+
+
+def _due(asked: Asked, rng: random.Random) -> tuple[list[float], float]:
+    """Return the times of requests, and how many seconds the measured part of them lasts.
+
+    Raises ``click.ClickException`` naming options that contradict each other, or if no request is due.
+    """
+    rates, warm_up = asked.rates or (100.0,), asked.warm_up
+    if asked.requests is not None and (asked.seconds is not None or asked.trace is not None or len(rates) > 1):
+        raise click.UsageError("--requests goes with a single --rate, without --for and --trace")
+    assumptions.refuse_cv_of(asked.trace)
+    if asked.requests is not None:
+        due = _some(rates[0], asked.cv, warm_up, asked.requests, rng)
+        return due, max(due[-1] - warm_up, 1e-3) * (asked.requests + 1) / asked.requests
+    seconds = 10.0 if asked.seconds is None else asked.seconds
+    horizon, end = warm_up + seconds, math.inf
+    if asked.trace is not None:
+        if len(rates) > 1:
+            raise click.UsageError("--trace goes with a single --rate")
+        recorded, _ = assumptions.read_trace(asked.trace, asked.rates[0] if asked.rates else None)
+        due = list(takewhile(lambda time: time < horizon, recorded))
+        end = lasts(recorded)
     else:
-        _show(report, slo, goal.url)
-        if not goal.known:
-            click.echo(f"POST {goal.target} is not a path of V1 or V2: Carpool forwards it and does not batch it")
-    if out is not None:
-        write(out, document)
-    if recording.stopped_at is not None:
-        sys.exit(STOPPED)
-    if not report.ok or MISMATCH in report.errors:
-        sys.exit(1)
+        if max(rates) * horizon > MOST_REQUESTS:
+            raise click.UsageError(f"that is over {MOST_REQUESTS} requests: lower --rate or --for")
+        due = due_times(rates[:1], asked.cv, warm_up, rng) if warm_up else []
+        due += [warm_up + time for time in due_times(rates, asked.cv, seconds, rng)]
+    if not due or due[-1] < warm_up:
+        raise assumptions.nothing_due(seconds, warm_up, end)
+    # After the end of a trace there is no load: that time is no part of the rates.
+    return due, min(seconds, end - warm_up)
 
 
 class Stopped(click.ClickException):
@@ -235,69 +241,61 @@ def _some(rate: float, cv: float, warm_up: float, count: int, rng: random.Random
     return due + [warm_up + time for time in measured[:count]]
 
 
-def _prepared(
-    goal: Goal,
-    bodies: tuple[Path, ...],
-    rows: int,
-    shape: tuple[int, ...] | None,
-    datatype: str,
-    input_name: str,
-    timeout: float,
-    headers: Headers,
-    rng: random.Random,
-) -> list[Request]:
+def _prepared(asked: Asked, goal: Goal, rng: random.Random) -> list[Request]:
     """Read or generate the bodies."""
-    if bodies:
-        found = []
-        for path in bodies:
-            try:
-                body = path.read_bytes()
-                found.append(servers.request_from(goal.protocol, body) if goal.known else Request(body, [JSON]))
-            except OSError as error:
-                raise BadFile(f"{path}: {error.strerror}") from None
-            except Malformed as error:
-                raise BadFile(f"{path} is no body for --protocol {goal.protocol}: {error}") from None
-        return found
-    if shape is None and goal.protocol != "v1":
-        inputs = servers.inputs_of(goal.server, goal.model, timeout, headers)
+    if asked.bodies:
+        return [_request(path, goal) for path in asked.bodies]
+    if asked.shape is None and goal.protocol != "v1":
+        inputs = servers.inputs_of(goal.server, goal.model, asked.timeout, asked.headers)
     else:
-        inputs = [InputSpec(input_name, datatype, (servers.GUESSED_DIM,) if shape is None else shape)]
+        shape = (servers.GUESSED_DIM,) if asked.shape is None else asked.shape
+        inputs = [InputSpec(asked.input_name, asked.datatype, shape)]
     return [
-        servers.request_of(goal.protocol, [servers.random_tensor(spec, rows, rng) for spec in inputs])
+        servers.request_of(goal.protocol, [servers.random_tensor(spec, asked.rows, rng) for spec in inputs])
         for _ in range(BODIES)
     ]
 
 
-def _run(
-    goal: Goal,
-    prepared: list[Request],
-    due: list[float],
-    timeout: float,
-    connections: int,
-    headers: Headers,
-    verify: bool,
-) -> Recording:
+def _request(path: Path, goal: Goal) -> Request:
+    """Read a body from a file.
+
+    Raises ``BadFile``.
+    """
+    try:
+        body = path.read_bytes()
+        return servers.request_from(goal.protocol, body) if goal.known else Request(body, [JSON])
+    except OSError as error:
+        raise BadFile(f"{path}: {error.strerror}") from None
+    except Malformed as error:
+        raise BadFile(f"{path} is no body for --protocol {goal.protocol}: {error}") from None
+
+
+def _run(asked: Asked, goal: Goal, prepared: list[Request], due: list[float]) -> Recording:
     import uvloop  # noqa: PLC0415 - not for --help
 
     from carpool_sidecar.http1.client.pool import Pool  # noqa: PLC0415 - likewise
 
     async def run() -> Recording:
-        pool = Pool(goal.server.host, goal.server.port, max_connections=connections, shared=False)
+        pool = Pool(goal.server.host, goal.server.port, max_connections=asked.connections, shared=False)
         generator = LoadGenerator(
-            pool, goal.target, prepared, due, protocol=goal.protocol, timeout=timeout, headers=headers, verify=verify
+            pool,
+            goal.target,
+            prepared,
+            due,
+            protocol=goal.protocol,
+            timeout=asked.timeout,
+            headers=asked.headers,
+            verify=asked.verify,
         )
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, generator.stop)
         try:
-            return await generator.run()
+            return await until_interrupted(generator.run(), generator.stop)
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
             await pool.close()
 
     return uvloop.run(run())
 
 
-def _show(report: Report, slo: float, url: str) -> None:
+def _show(report: Report, slo: float, goal: Goal) -> None:
     click.echo(
         f"{report.requests} requests in {format_seconds(report.seconds)}: intended {report.intended_rate:.1f}/s, "
         f"achieved {report.achieved_rate:.1f}/s"
@@ -313,8 +311,10 @@ def _show(report: Report, slo: float, url: str) -> None:
             f"up to {format_seconds(worst)}; {stalled} of {len(report.windows)} seconds were touched"
         )
         _show_latency("without them", report.steady)
-    for line in problems(url, report.errors, report.complaints, report.generator_limits):
+    for line in problems(goal.url, report.errors, report.complaints, report.generator_limits):
         click.echo(line)
+    if not goal.known:
+        click.echo(f"POST {goal.target} is not a path of V1 or V2: Carpool forwards it and does not batch it")
 
 
 def _show_latency(label: str, found: Percentiles | None) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import socket
 import sys
 from random import Random
@@ -18,11 +16,12 @@ from carpool_cli import options
 from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
 from carpool_cli.live.figures import duration, number
 from carpool_cli.load import servers
-from carpool_cli.load.report import problems, to_json, write
+from carpool_cli.load.loadgen import until_interrupted
+from carpool_cli.load.report import deliver, problems, to_json
 from carpool_cli.load.stream_report import summarize
 from carpool_cli.load.streaming import StreamGenerator
 from carpool_cli.options import ADDRESS, Address
-from carpool_cli.planning.assumptions import nothing_due
+from carpool_cli.planning.assumptions import no_load, nothing_due
 from carpool_cli.stopped import STOPPED
 from carpool_cli.streams.options import load_options, read_load
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from carpool_cli.load.report import Percentiles
     from carpool_cli.load.stream_report import StreamReport
     from carpool_cli.load.streaming import StreamRecording
+    from carpool_cli.streams.options import StreamLoad
     from carpool_sidecar.http1.messages import Headers
 
 CHAT = "/chat/completions"
@@ -87,13 +87,8 @@ def command(
     """
     # 1. Arrival times and requests
     slo, load = Slo(ttft, tpot), read_load(**typed | {"seconds": warm_up + seconds})
-    if not load.named:
-        raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
-    due = load.times(load.rate)
-    if due[-1] < warm_up:
-        raise nothing_due(seconds, warm_up, load.lasts)
-    # A trace may end before.
-    seconds = load.seconds - warm_up
+    due = _due(load, warm_up, seconds)
+    seconds = load.seconds - warm_up  # a trace may end before
     servers.check_reachable(server, timeout)
     target = _target(server)
     name = model or _model(server, timeout, headers)
@@ -102,27 +97,37 @@ def command(
     if sys.stderr.isatty():
         click.echo(f"sending {len(due)} requests in {format_seconds(load.seconds)} ...", err=True)
     recording = _run(server, target, bodies, due, timeout, headers)
+    stopped = ""
     if recording.stopped_at is not None:
         seconds = min(seconds, recording.stopped_at - warm_up)
+        stopped = f"stopped; requests without an answer yet, left out: {recording.left_out}"
     if not any(each.due >= warm_up for each in recording.streams):
         click.echo("stopped before a measured request was answered: let it run longer, or lower --warm-up", err=True)
         sys.exit(STOPPED)
     # 3. Report
     report = summarize(recording, slo=slo, warm_up=warm_up, seconds=seconds)
     url = f"http://{server.host}:{server.port}{target}"
-    document = to_json(report, url=url, model=name, sloTtftSeconds=slo.ttft, sloTpotSeconds=slo.tpot)
-    if recording.stopped_at is not None:
-        click.echo(f"stopped; requests without an answer yet, left out: {recording.left_out}", err=as_json)
-    if as_json:
-        click.echo(document, nl=False)
-    else:
-        _show(report, slo, url)
-    if out is not None:
-        write(out, document)
-    if recording.stopped_at is not None:
-        sys.exit(STOPPED)
-    if not report.complete:
-        sys.exit(1)
+    deliver(
+        to_json(report, url=url, model=name, sloTtftSeconds=slo.ttft, sloTpotSeconds=slo.tpot),
+        lambda: _show(report, slo, url),
+        stopped=stopped,
+        good=bool(report.complete),
+        as_json=as_json,
+        out=out,
+    )
+
+
+def _due(load: StreamLoad, warm_up: float, seconds: float) -> list[float]:
+    """Return the times of requests.
+
+    Raises ``click.ClickException`` if no load is named, or no request is due in the ``seconds`` after the warm-up.
+    """
+    if not load.named:
+        raise no_load()
+    due = load.times(load.rate)
+    if due[-1] < warm_up:
+        raise nothing_due(seconds, warm_up, load.lasts)
+    return due
 
 
 def _target(server: Address) -> str:
@@ -169,12 +174,7 @@ def _run(
 
     async def run() -> StreamRecording:
         generator = StreamGenerator(str(host), server.port, target, bodies, due, timeout=timeout, headers=headers)
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, generator.stop)
-        try:
-            return await generator.run()
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
+        return await until_interrupted(generator.run(), generator.stop)
 
     return uvloop.run(run())
 

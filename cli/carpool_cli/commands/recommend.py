@@ -81,7 +81,7 @@ def command(
         times, _ = assumptions.read_trace(trace, rate)
         process = assumptions.burstiness(times)
     elif rate is None:
-        raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
+        raise assumptions.no_load()
     else:
         process = assumptions.process_of(rate, cv)
     bounds = [bound for bound in (max_batch, profile.largest_safe) if bound is not None]

@@ -138,7 +138,7 @@ def command(
         elif rate is not None:
             load, process = [Stretch(HOUR, rate)], assumptions.process_of(rate, cv)
         else:
-            raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
+            raise assumptions.no_load()
         situation = assumptions.situation(profile, policy, process)
         found = [savings(profile.name, situation, policy, load, by_hand=by_hand, price=price)]
     if not found:

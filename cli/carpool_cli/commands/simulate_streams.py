@@ -8,6 +8,7 @@ import click
 
 from carpool_cli import options
 from carpool_cli.live.figures import number
+from carpool_cli.planning.assumptions import no_load
 from carpool_cli.printable import json_of
 from carpool_cli.streams import loads
 from carpool_cli.streams.options import engine_options, load_options, read
@@ -47,7 +48,7 @@ def command(*, caps: tuple[int, ...], as_json: bool, **typed: Any) -> None:  # n
     asked = read(**typed)
     load = asked.load
     if not load.named:
-        raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
+        raise no_load()
     twin = StreamTwin(asked, load.rate)
     capacity = loads.capacity(asked.profile, load.lengths, asked.slo)
     played = caps or [cap for cap in CAPS if cap <= asked.profile.max_running]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 import time
 from array import array
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
 
 from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool_cli.load import tensors
@@ -22,13 +23,16 @@ from carpool_sidecar.http1.messages import content_length, encode_request_head, 
 from carpool_sidecar.tuning.stalls import Stall, StallWatcher
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from random import Random
 
     from carpool_cli.load.servers import Protocol, Request
     from carpool_sidecar.http1.client.calls import Call, UpstreamError
     from carpool_sidecar.http1.client.pool import Pool
     from carpool_sidecar.http1.messages import Headers
+
+Result = TypeVar("Result")
+Number = TypeVar("Number", int, float)
 
 MISMATCH = "mismatch"
 FAILURES: tuple[str, ...] = (*get_args(FailureKind), MISMATCH)
@@ -99,7 +103,82 @@ async def when_due(due: Sequence[float], started: float) -> AsyncIterator[int]:
             await asyncio.sleep(0)  # when behind, let answers arrive
 
 
-class LoadGenerator:
+class OnTime:
+    """Sends requests when they are ``due`` (seconds from the start), in a task that ``stop`` ends early."""
+
+    def __init__(self, due: Sequence[float]) -> None:
+        self._due = due
+        self._started = 0.0
+        self._sending: asyncio.Task[None] | None = None
+        self._stopped_at: float | None = None
+
+    def now(self) -> float:
+        """Seconds from the start."""
+        return time.monotonic() - self._started
+
+    def stop(self) -> None:
+        """Send no more and wait for nothing; ``run`` returns the results so far."""
+        if self._sending is not None and self._stopped_at is None:
+            self._stopped_at = self.now()
+            self._sending.cancel()
+
+    async def _send_all(self) -> None:
+        """Send everything, and wait for the answers."""
+        raise NotImplementedError
+
+    async def _watched(self) -> tuple[list[Stall], float, float]:
+        """Send everything; return this host's pauses meanwhile, and the seconds of CPU time and of wall time."""
+        cpu = time.process_time()
+        watcher = StallWatcher()
+        watcher.start()
+        try:
+            self._started = time.monotonic()
+            self._sending = asyncio.get_running_loop().create_task(self._send_all())
+            try:
+                await self._sending
+            except asyncio.CancelledError:
+                if self._stopped_at is None:
+                    raise
+            seconds = self.now()
+        finally:
+            watcher.stop()
+        stalls = [Stall(stall.start - self._started, stall.end - self._started) for stall in watcher.recent]
+        return stalls, time.process_time() - cpu, seconds
+
+
+async def until_interrupted(run: Awaitable[Result], stop: Callable[[], None]) -> Result:
+    """Wait for a generator's ``run``; Ctrl-C calls ``stop``."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        return await run
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+class _Complaints:
+    """Beginnings of error answers, each text once per status, and which request got which."""
+
+    def __init__(self, requests: int) -> None:
+        self._places: dict[tuple[int, str], int] = {}  # by status and text: counted from 1
+        self._texts: Counter[int] = Counter()  # by status
+        self.of_request = array("H", bytes(2 * requests))
+
+    @property
+    def texts(self) -> list[str]:
+        """All texts, in the order of their places."""
+        return [text for _, text in self._places]
+
+    def add(self, index: int, status: int, body: bytes) -> None:
+        """Keep the beginning of the answer to a request."""
+        said = status, " ".join(body[:COMPLAINT].decode("utf-8", "replace").split())
+        if said not in self._places and said[1] and self._texts[status] < MAX_COMPLAINTS:
+            self._texts[status] += 1
+            self._places[said] = len(self._places) + 1
+        self.of_request[index] = self._places.get(said, 0)
+
+
+class LoadGenerator(OnTime):
     """Sends ``requests`` in turn through a pool, one at each of the ``due`` times, and records the answers.
 
     With ``verify`` an answer must be an echo, or it counts as a mismatch. No call lasts longer than about twice
@@ -118,8 +197,8 @@ class LoadGenerator:
         headers: Headers,
         verify: bool,
     ) -> None:
+        super().__init__(due)
         self._pool = pool
-        self._due = due
         self._timeout = timeout
         self._protocol = protocol
         self._requests = requests
@@ -136,69 +215,34 @@ class LoadGenerator:
         self._status = array("h", bytes(2 * len(due)))
         self._outstanding: dict[int, Call] = {}
         self._most_outstanding = 0
-        self._complaints: dict[tuple[int, str], int] = {}  # by status and text: index, counted from 1
-        self._texts: Counter[int] = Counter()  # by status
-        self._complained = array("H", bytes(2 * len(due)))
-        self._started = 0.0
+        self._complaints = _Complaints(len(due))
         self._settled = asyncio.Event()
-        self._sending: asyncio.Task[None] | None = None
-        self._stopped_at: float | None = None
-
-    def stop(self) -> None:
-        """Send no more and wait for nothing; ``run`` returns the answers so far."""
-        if self._sending is not None and self._stopped_at is None:
-            self._stopped_at = time.monotonic() - self._started
-            self._sending.cancel()
 
     async def run(self) -> Recording:
         """Send everything, wait for the answers, and return the recording."""
-        loop = asyncio.get_running_loop()
-        cpu = time.process_time()
-        watcher = StallWatcher()
-        watcher.start()
-        try:
-            self._started = time.monotonic()
-            self._sending = loop.create_task(self._send_all())
-            try:
-                await self._sending
-            except asyncio.CancelledError:
-                if self._stopped_at is None:
-                    raise
-            left_out = len(self._outstanding)
-            for index, call in list(self._outstanding.items()):
-                call.cancel()
-                if self._stopped_at is None:
-                    self.settle(index, -1 - FAILURES.index("timeout"))
-            seconds = time.monotonic() - self._started
-        finally:
-            watcher.stop()
-        stalls = [Stall(stall.start - self._started, stall.end - self._started) for stall in watcher.recent]
-        cpu_seconds = time.process_time() - cpu
-        if self._stopped_at is None:
-            return Recording(
-                self._due,
-                self._sent,
-                self._done,
-                self._status,
-                stalls,
-                cpu_seconds,
-                seconds,
-                self._most_outstanding,
-                [text for _, text in self._complaints],
-                self._complained,
-            )
+        stalls, cpu_seconds, seconds = await self._watched()
+        is_stopped = self._stopped_at is not None
+        left_out = len(self._outstanding) if is_stopped else 0
+        for index, call in list(self._outstanding.items()):
+            call.cancel()
+            if not is_stopped:
+                self.settle(index, -1 - FAILURES.index("timeout"))
         ended = [index for index, status in enumerate(self._status) if status]
+
+        def of_ended(values: Sequence[Number]) -> Sequence[Number]:
+            return [values[index] for index in ended] if is_stopped else values
+
         return Recording(
-            [self._due[index] for index in ended],
-            [self._sent[index] for index in ended],
-            [self._done[index] for index in ended],
-            [self._status[index] for index in ended],
+            of_ended(self._due),
+            of_ended(self._sent),
+            of_ended(self._done),
+            of_ended(self._status),
             stalls,
             cpu_seconds,
             seconds,
             self._most_outstanding,
-            [text for _, text in self._complaints],
-            [self._complained[index] for index in ended],
+            self._complaints.texts,
+            of_ended(self._complaints.of_request),
             self._stopped_at,
             left_out,
         )
@@ -216,7 +260,7 @@ class LoadGenerator:
 
     def _send(self, index: int) -> None:
         which = index % len(self._requests)
-        self._sent[index] = time.monotonic() - self._started
+        self._sent[index] = self.now()
         call = self._pool.send(
             self._heads[which], self._requests[which].body, _Shot(self, index), timeout=self._timeout, retry_stale=True
         )
@@ -228,7 +272,7 @@ class LoadGenerator:
 
     def settle(self, index: int, status: int) -> None:
         """Record the end of a request."""
-        self._done[index] = time.monotonic() - self._started
+        self._done[index] = self.now()
         self._status[index] = status
         self._outstanding.pop(index, None)
         if not self._outstanding:
@@ -236,11 +280,7 @@ class LoadGenerator:
 
     def complain(self, index: int, status: int, body: bytes) -> None:
         """Keep the beginning of an error answer."""
-        said = status, " ".join(body[:COMPLAINT].decode("utf-8", "replace").split())
-        if said not in self._complaints and said[1] and self._texts[status] < MAX_COMPLAINTS:
-            self._texts[status] += 1
-            self._complaints[said] = len(self._complaints) + 1
-        self._complained[index] = self._complaints.get(said, 0)
+        self._complaints.add(index, status, body)
 
     def verify(self, index: int, headers: Headers, body: bytes) -> None:
         """Check a good answer, if requested; its time was taken before."""

@@ -16,9 +16,10 @@ from msgspec import Struct
 
 from carpool_cli.load.loadgen import FAILURES, MAX_COMPLAINTS
 from carpool_cli.printable import json_of
+from carpool_cli.stopped import STOPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from carpool_cli.load.loadgen import Recording
@@ -134,33 +135,11 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
 
     ``connections``: most connections of the generator.
     """
-    due, done, status = recording.due, recording.done, recording.status
+    due, status = recording.due, recording.status
     measured = [index for index in range(len(due)) if due[index] >= warm_up]
-    # 1. Windows, and those affected by a stall: during it, or through a request in progress at that time.
-    by_window: dict[int, list[int]] = {int(step): [] for step in range(math.ceil(round(seconds / WINDOW, 6)))}
-    for index in measured:
-        by_window.setdefault(int((due[index] - warm_up) / WINDOW), []).append(index)
-    windows, steady_indices = [], []
-    for number, members in sorted(by_window.items()):
-        start = warm_up + number * WINDOW
-        stop = max((done[index] for index in members), default=start)
-        stalled = any(stall.start < max(stop, start + WINDOW) and stall.end > start for stall in recording.stalls)
-        latencies = percentiles([done[index] - due[index] for index in members if _ok(status[index])])
-        good = sum(_ok(status[index]) and done[index] - due[index] <= slo for index in members)
-        windows.append(
-            Window(
-                round(start - warm_up, 6),
-                len(members),
-                good,
-                latencies.p50 if latencies else None,
-                latencies.p99 if latencies else None,
-                stalled,
-            )
-        )
-        if not stalled:
-            steady_indices += members
-    # 2. Outcomes
-    ok = [index for index in measured if _ok(status[index])]
+    windows, untouched = _windows(recording, measured, slo=slo, warm_up=warm_up, seconds=seconds)
+    # 1. Outcomes
+    latencies, steady = _latencies(recording, measured), _latencies(recording, untouched)
     good = sum(window.good for window in windows)
     failed = [index for index in measured if not _ok(status[index])]
     errors = Counter(_name(status[index]) for index in failed)
@@ -169,19 +148,11 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
         for index in failed
         if recording.complained and recording.complained[index]
     )
-    steady = [index for index in steady_indices if _ok(status[index])]
-    steady_good = sum(done[index] - due[index] <= slo for index in steady)
-    # 3. The generator itself
-    end = warm_up + seconds
-    sent = sum(recording.sent[index] <= end for index in measured)
-    lateness = sorted(recording.sent[index] - due[index] for index in steady_indices or measured)
-    late = nearest_rank(lateness, 0.99)
+    # 2. The generator itself
+    sent = sum(recording.sent[index] <= warm_up + seconds for index in measured)
+    late = nearest_rank(sorted(recording.sent[index] - due[index] for index in untouched or measured), 0.99)
     cpu = recording.cpu_seconds / recording.seconds
-    limits = []
-    if late > LATE:
-        limits.append(f"one request in a hundred left over {late * 1e3:.1f} ms late: lower --rate or free this machine")
-    if cpu > BUSY:
-        limits.append(f"this process used {cpu:.0%} of a core: lower --rate or run several")
+    limits = generator_limits(late, cpu)
     if recording.most_outstanding > connections:
         limits.append(
             f"{recording.most_outstanding} requests were under way on {connections} connections, the rest waited here: "
@@ -192,15 +163,15 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
         requests=len(measured),
         intended_rate=len(measured) / seconds,
         achieved_rate=sent / seconds,
-        ok=len(ok),
+        ok=len(latencies),
         good=good,
         goodput=good / seconds,
         good_share=good / len(measured),
         errors=dict(errors.most_common()),
         complaints=by_status(said),
-        latency=percentiles([done[index] - due[index] for index in ok]),
-        steady=percentiles([done[index] - due[index] for index in steady]),
-        steady_good_share=steady_good / len(steady_indices) if steady_indices else None,
+        latency=percentiles(latencies),
+        steady=percentiles(steady),
+        steady_good_share=sum(each <= slo for each in steady) / len(untouched) if untouched else None,
         windows=windows,
         stalls=[
             StallSpan(stall.start - warm_up, stall.end - stall.start)
@@ -212,6 +183,43 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
         most_outstanding=recording.most_outstanding,
         generator_limits=limits,
     )
+
+
+def _windows(
+    recording: Recording, measured: Sequence[int], *, slo: float, warm_up: float, seconds: float
+) -> tuple[list[Window], list[int]]:
+    """Return the windows, and the requests of those without a stall: during it, or during a request due in it."""
+    by_window: dict[int, list[int]] = {int(step): [] for step in range(math.ceil(round(seconds / WINDOW, 6)))}
+    for index in measured:
+        by_window.setdefault(int((recording.due[index] - warm_up) / WINDOW), []).append(index)
+    windows, untouched = [], []
+    for number, members in sorted(by_window.items()):
+        start = warm_up + number * WINDOW
+        stop = max((recording.done[index] for index in members), default=start)
+        stalled = any(stall.start < max(stop, start + WINDOW) and stall.end > start for stall in recording.stalls)
+        latencies = _latencies(recording, members)
+        good = sum(each <= slo for each in latencies)
+        found = percentiles(latencies)
+        p50, p99 = (None, None) if found is None else (found.p50, found.p99)
+        windows.append(Window(round(start - warm_up, 6), len(members), good, p50, p99, stalled))
+        if not stalled:
+            untouched += members
+    return windows, untouched
+
+
+def _latencies(recording: Recording, indices: Sequence[int]) -> list[float]:
+    """Return the seconds from due to answered of those requests whose answer has status 2xx."""
+    return [recording.done[each] - recording.due[each] for each in indices if _ok(recording.status[each])]
+
+
+def generator_limits(late: float, cpu: float) -> list[str]:
+    """Return why this process limits a load: the lateness of one request in a hundred, and its share of a core."""
+    limits = []
+    if late > LATE:
+        limits.append(f"one request in a hundred left over {late * 1e3:.1f} ms late: lower --rate or free this machine")
+    if cpu > BUSY:
+        limits.append(f"this process used {cpu:.0%} of a core: lower --rate or run several")
+    return limits
 
 
 def by_status(said: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
@@ -232,15 +240,29 @@ def _name(status: int) -> str:
     return str(status) if status > 0 else FAILURES[-1 - status]
 
 
-def write(path: Path, document: bytes) -> None:
-    """Write a report to a file, once it has been shown.
+def deliver(
+    document: bytes, show: Callable[[], None], *, stopped: str, good: bool, as_json: bool, out: Path | None
+) -> None:
+    """Show a report, or print it as JSON; write it to a file, too; exit with a code unless the load was ``good``.
 
-    Raises ``click.ClickException`` naming the file.
+    ``stopped``: a line about what Ctrl-C left out, empty if the load ended by itself. Raises ``click.ClickException``
+    naming a file that can't be written, once the report has been shown.
     """
-    try:
-        path.write_bytes(document)
-    except OSError as error:
-        raise click.ClickException(f"{path} could not be written: {error.strerror or error}") from None
+    if stopped:
+        click.echo(stopped, err=as_json)
+    if as_json:
+        click.echo(document, nl=False)
+    else:
+        show()
+    if out is not None:
+        try:
+            out.write_bytes(document)
+        except OSError as error:
+            raise click.ClickException(f"{out} could not be written: {error.strerror or error}") from None
+    if stopped:
+        sys.exit(STOPPED)
+    if not good:
+        sys.exit(1)
 
 
 def to_json(report: Struct, **settings: object) -> bytes:

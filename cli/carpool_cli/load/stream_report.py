@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from carpool_cli.load.report import BUSY, LATE, Percentiles, by_status, nearest_rank, percentiles
+from carpool_cli.load.report import Percentiles, by_status, generator_limits, nearest_rank, percentiles
 
 if TYPE_CHECKING:
     from carpool.generation.requests import Slo
@@ -61,15 +61,7 @@ def summarize(recording: StreamRecording, *, slo: Slo, warm_up: float, seconds: 
         if not any(stall.start < max(each.last, each.due) and stall.end > each.due for stall in recording.stalls)
     ]
     pauses = [stall for stall in recording.stalls if stall.end > warm_up]
-    lateness = nearest_rank(sorted(each.sent - each.due for each in steady or measured), 0.99)
-    cpu = recording.cpu_seconds / recording.seconds
-    limits = []
-    if lateness > LATE:
-        limits.append(
-            f"one request in a hundred left over {lateness * 1e3:.1f} ms late: lower --rate or free this machine"
-        )
-    if cpu > BUSY:
-        limits.append(f"this process used {cpu:.0%} of a core: lower --rate or run several")
+    late = nearest_rank(sorted(each.sent - each.due for each in steady or measured), 0.99)
     errors = Counter(each.failure for each in measured if each.failure)
     said = Counter((each.failure, each.complaint) for each in measured if each.complaint)
     output = sum(each.output_tokens for each in complete)
@@ -95,7 +87,7 @@ def summarize(recording: StreamRecording, *, slo: Slo, warm_up: float, seconds: 
         pauses=len(pauses),
         paused_seconds=sum(stall.end - stall.start for stall in pauses),
         most_outstanding=recording.most_outstanding,
-        generator_limits=limits,
+        generator_limits=generator_limits(late, recording.cpu_seconds / recording.seconds),
     )
 
 

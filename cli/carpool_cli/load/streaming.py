@@ -6,7 +6,6 @@ Each request has a connection of its own. As in `loadgen`, times count from a re
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import httptools
@@ -14,14 +13,14 @@ import msgspec
 from msgspec import Struct
 
 from carpool_cli.answers import UNREADABLE
-from carpool_cli.load.loadgen import COMPLAINT, when_due
+from carpool_cli.load.loadgen import COMPLAINT, OnTime, when_due
 from carpool_sidecar.http1.messages import content_length, encode_request_head
-from carpool_sidecar.tuning.stalls import Stall, StallWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from carpool_sidecar.http1.messages import Headers
+    from carpool_sidecar.tuning.stalls import Stall
 
 JSON = (b"content-type", b"application/json")
 
@@ -129,7 +128,7 @@ def _has_text(delta: object) -> bool:
     return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
 
 
-class StreamGenerator:
+class StreamGenerator(OnTime):
     """Sends ``bodies``, one at each of the ``due`` times, and records the answers.
 
     A request without a complete answer ``timeout`` seconds after it was sent has failed.
@@ -146,8 +145,8 @@ class StreamGenerator:
         timeout: float,
         headers: Headers,
     ) -> None:
+        super().__init__(due)
         self._where = (host, port)
-        self._due = due
         self._timeout = timeout
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         fields = [(b"host", authority.encode()), JSON, (b"connection", b"close"), *headers]
@@ -158,59 +157,26 @@ class StreamGenerator:
         self._ended: dict[int, Streamed] = {}
         self._under_way: dict[int, _Shot] = {}
         self._most = 0
-        self._started = 0.0
-        self._sending: asyncio.Task[None] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._stopped_at: float | None = None
-
-    def stop(self) -> None:
-        """Send no more and wait for nothing; ``run`` returns the results so far."""
-        if self._sending is not None and self._stopped_at is None:
-            self._stopped_at = self.now()
-            self._sending.cancel()
 
     @property
     def under_way(self) -> int:
         """Sent requests that have not ended."""
         return len(self._under_way)
 
-    def now(self) -> float:
-        """Seconds from the start."""
-        return time.monotonic() - self._started
-
     async def run(self) -> StreamRecording:
         """Send everything, wait for the answers, and return the recording."""
-        cpu = time.process_time()
-        watcher = StallWatcher()
-        watcher.start()
-        try:
-            self._started = time.monotonic()
-            self._sending = asyncio.get_running_loop().create_task(self._send_all())
-            try:
-                await self._sending
-            except asyncio.CancelledError:
-                if self._stopped_at is None:
-                    raise
-            seconds = self.now()
-            left = dict(self._under_way)
-            self._under_way.clear()
-            for index, shot in left.items():
-                if shot.is_connected:
-                    shot.drop()
-                else:
-                    self._tasks[index].cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        finally:
-            watcher.stop()
-        return StreamRecording(
-            [self._ended[index] for index in sorted(self._ended)],
-            [Stall(stall.start - self._started, stall.end - self._started) for stall in watcher.recent],
-            time.process_time() - cpu,
-            seconds,
-            self._most,
-            self._stopped_at,
-            len(left),
-        )
+        stalls, cpu_seconds, seconds = await self._watched()
+        left = dict(self._under_way)
+        self._under_way.clear()
+        for index, shot in left.items():
+            if shot.is_connected:
+                shot.drop()
+            else:
+                self._tasks[index].cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        ended = [self._ended[index] for index in sorted(self._ended)]
+        return StreamRecording(ended, stalls, cpu_seconds, seconds, self._most, self._stopped_at, len(left))
 
     async def _send_all(self) -> None:
         async for index in when_due(self._due, self._started):

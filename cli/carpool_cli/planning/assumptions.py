@@ -174,6 +174,11 @@ def refuse_cv_of(trace: Path | None) -> None:
         raise click.UsageError("--cv does not go with --trace, which brings its own")
 
 
+def no_load() -> click.UsageError:
+    """Return the error of options that name no load."""
+    return click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
+
+
 def nothing_due(seconds: float, warm_up: float, lasts: float = math.inf) -> click.ClickException:
     """Return the error of a load without a request in ``seconds`` after the warm-up; ``lasts``: how long a trace is."""
     if lasts <= warm_up + seconds:
@@ -204,7 +209,7 @@ def arrivals(rate: float | None, cv: float, trace: Path | None, seconds: float, 
             )
     else:
         if rate is None:
-            raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
+            raise no_load()
         if rate * seconds > MOST_REQUESTS:
             raise click.ClickException(f"that is over {MOST_REQUESTS} requests: lower --rate or --for")
         times = until(process_of(rate, cv), seconds, Random(seed))  # noqa: S311 - load, not secrets
