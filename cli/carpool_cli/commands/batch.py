@@ -102,12 +102,7 @@ Examples:
     help="Rows per batch.  [default: the cheapest size, measured while running]",
 )
 @options.max_batch(default=64, show_default=True, help="Largest size to try.")
-@click.option(
-    "--profile",
-    "profile_path",
-    type=INPUT_FILE,
-    help="Take batch size and concurrency from this profile.",
-)
+@click.option("--profile", "profile_path", type=INPUT_FILE, help="Take batch size and concurrency from this profile.")
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 256),

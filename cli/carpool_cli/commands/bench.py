@@ -121,11 +121,7 @@ Examples:
     "--connections", type=click.IntRange(1, 16384), default=1024, show_default=True, help="Connections at most."
 )
 @click.option(
-    "--body",
-    "bodies",
-    type=INPUT_FILE,
-    multiple=True,
-    help="File with a request's body; several are sent in turn.",
+    "--body", "bodies", type=INPUT_FILE, multiple=True, help="File with a request's body; several are sent in turn."
 )
 @options.rows(help="Rows of a made-up request.")
 @options.shape(help="Shape of a made-up row.  [default: 8; V2: as the model's metadata says]")

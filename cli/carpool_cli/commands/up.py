@@ -110,9 +110,7 @@ Ctrl-C drains: no new connections, all accepted requests are answered. A second 
     "--slo-tpot-p99", "tpot", type=SOME_TIME, help="Token streams: p99 of the time per further token, e.g. 50ms."
 )
 @click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    help="Configuration file; watched, unless options override it.",
+    "--config", type=click.Path(path_type=Path), help="Configuration file; watched, unless options override it."
 )
 @click.option("--host", help="Address of the data port; 0.0.0.0: reachable from elsewhere.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Data port; 0: any free one.  [default: 8080]")
