@@ -10,13 +10,11 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from carpool_cli.autoscaling.days import STEP
+from carpool_cli.autoscaling.days import STEP, Steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from carpool_cli.autoscaling.days import Steps
 
 STYLES = (("#b8321a", "-"), ("#c98500", "--"), ("#1f5fa8", "-"), ("#222222", ":"))
 """Colour and line of each autoscaler: distinguishable without colour, too."""

@@ -16,13 +16,12 @@ from msgspec import Struct
 
 from carpool.forecasting.capacity import replicas
 from carpool.policy.durations import Duration
-from carpool_cli.autoscaling.controller import CPU, LOAD, NEEDED, REQUESTS, Controller
+from carpool_cli.autoscaling.controller import CPU, LOAD, NEEDED, REQUESTS, Autoscaler, Controller, Metric
 from carpool_operator.tuning.target_load import WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from carpool_cli.autoscaling.controller import Autoscaler, Metric
     from carpool_cli.planning.replica import Replica
 
 STEP = 15.0

@@ -6,7 +6,7 @@ Fields that are not simulated are rejected by name: ignoring one would make the 
 from __future__ import annotations
 
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from carpool_cli.autoscaling.controller import (
     COOLDOWN,
@@ -30,7 +30,6 @@ from carpool_operator.cluster.autoscalers import quantity
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from enum import StrEnum
-    from typing import TypeVar
 
     Name = TypeVar("Name", bound=StrEnum)
 

@@ -10,18 +10,16 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from carpool_cli.load.servers import Request
+from carpool_cli.load.servers import InputSpec, Request
 from carpool_cli.profiling import arrays
-from carpool_cli.profiling.targets import ServerTarget, TargetError
+from carpool_cli.profiling.targets import ServerTarget, Target, TargetError
 from carpool_sidecar.backends import arrays as backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from carpool_cli.load.servers import InputSpec
     from carpool_cli.profiling.arrays import Array, Arrays
-    from carpool_cli.profiling.targets import Target
 
 Row: TypeAlias = Any
 """An input row, or its answer: JSON text, or a dict of arrays by name, depending on the job."""

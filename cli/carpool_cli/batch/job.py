@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import format_seconds
-from carpool_cli.batch.formats import MOST_AHEAD, BadRow
+from carpool_cli.batch.formats import MOST_AHEAD, BadRow, Item, Row, Source
 from carpool_cli.profiling.targets import TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from carpool_cli.batch.formats import Item, Row, Source
     from carpool_cli.batch.journal import Journal
 
 TRIALS = 3

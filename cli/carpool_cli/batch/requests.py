@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 import msgspec
 
-from carpool_cli.batch.formats import BadRow, Item, JsonLines
+from carpool_cli.batch.formats import BadRow, Item, JsonLines, Row
 from carpool_cli.profiling.targets import FIXES, Connections, TargetError
 from carpool_sidecar.jobs.api.submission import check_path
 from carpool_sidecar.jobs.records import UNREADABLE, Answer, Outcome, Place, Refused
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from carpool_cli.batch.formats import Row
     from carpool_cli.options import Address
     from carpool_sidecar.http1.messages import Headers
 

@@ -15,7 +15,7 @@ from carpool_cli.batch import shards as sharding
 from carpool_cli.batch.journal import Journal
 from carpool_cli.live.figures import number
 from carpool_cli.load import servers
-from carpool_cli.options import ADDRESS, INPUT_FILE, OUTPUT_FILE
+from carpool_cli.options import ADDRESS, INPUT_FILE, OUTPUT_FILE, Address
 from carpool_cli.profiling import device_profile
 from carpool_cli.profiling.inflection import inflection
 from carpool_cli.stopped import Interrupted
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from carpool_cli.batch import requests
     from carpool_cli.batch.formats import Row, Source
     from carpool_cli.batch.job import SizeSearch
-    from carpool_cli.options import Address
     from carpool_cli.profiling.device_profile import DeviceProfile
     from carpool_cli.profiling.targets import OnnxTarget, ServerTarget
     from carpool_sidecar.http1.messages import Headers

@@ -15,7 +15,7 @@ from carpool_cli import options
 from carpool_cli.answers import BadFile
 from carpool_cli.load import servers
 from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_times, until_interrupted
-from carpool_cli.load.report import Report, deliver, problems, summarize, to_json
+from carpool_cli.load.report import Percentiles, Report, deliver, problems, summarize, to_json
 from carpool_cli.load.servers import Goal, InputSpec, Protocol, Request
 from carpool_cli.load.tensors import Malformed
 from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, Address, FiniteRange, WithStreams
@@ -26,7 +26,6 @@ from carpool_cli.stopped import STOPPED
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from carpool_cli.load.report import Percentiles
     from carpool_sidecar.http1.messages import Headers
 
 JSON = (b"content-type", b"application/json")

@@ -17,21 +17,17 @@ from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
 from carpool_cli.live.figures import duration, number
 from carpool_cli.load import servers
 from carpool_cli.load.loadgen import until_interrupted
-from carpool_cli.load.report import deliver, problems, to_json
-from carpool_cli.load.stream_report import summarize
-from carpool_cli.load.streaming import StreamGenerator
+from carpool_cli.load.report import Percentiles, deliver, problems, to_json
+from carpool_cli.load.stream_report import StreamReport, summarize
+from carpool_cli.load.streaming import StreamGenerator, StreamRecording
 from carpool_cli.options import ADDRESS, Address
 from carpool_cli.planning.assumptions import no_load, nothing_due
 from carpool_cli.stopped import STOPPED
-from carpool_cli.streams.options import load_options, read_load
+from carpool_cli.streams.options import StreamLoad, load_options, read_load
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from carpool_cli.load.report import Percentiles
-    from carpool_cli.load.stream_report import StreamReport
-    from carpool_cli.load.streaming import StreamRecording
-    from carpool_cli.streams.options import StreamLoad
     from carpool_sidecar.http1.messages import Headers
 
 CHAT = "/chat/completions"

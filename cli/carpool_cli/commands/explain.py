@@ -12,10 +12,18 @@ import msgspec
 from msgspec import Struct
 
 from carpool.batching.counters import FAILED, REJECTED
-from carpool.exchange.report import NOT_FOUND, OTHER
+from carpool.exchange.report import NOT_FOUND, OTHER, Report, RolledBack
 from carpool.policy.durations import format_seconds
 from carpool_cli import options
-from carpool_cli.live.admin_client import AdminError, Predicted, client_of
+from carpool_cli.live.admin_client import (
+    AdminClient,
+    AdminError,
+    Explained,
+    Explanation,
+    LastBusy,
+    Predicted,
+    client_of,
+)
 from carpool_cli.live.figures import Figures, duration, figures_of, number, passed_on
 from carpool_cli.live.jobs import jobs_line
 from carpool_cli.live.streams import engine_line, learned_line, streamed
@@ -27,9 +35,6 @@ from carpool_sidecar.protocols import route
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from pathlib import Path
-
-    from carpool.exchange.report import Report, RolledBack
-    from carpool_cli.live.admin_client import AdminClient, Explained, Explanation, LastBusy
 
 SCARCE = 0.3
 """Utilization from which the tuner rejects early: the tuner's own constant, repeated here to avoid loading the

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from carpool_cli.options import Address
     from carpool_cli.profiling.arrays import Arrays
     from carpool_cli.profiling.memory import MemoryFit
     from carpool_cli.profiling.targets import Target

@@ -15,7 +15,7 @@ from carpool_cli import options
 from carpool_cli.live.figures import number
 from carpool_cli.options import WithStreams
 from carpool_cli.planning import assumptions
-from carpool_cli.planning.recommending import highest_load, recommend
+from carpool_cli.planning.recommending import Recommendation, highest_load, recommend
 from carpool_cli.printable import json_of
 from carpool_cli.profiling import device_profile
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from carpool.policy.spec import BatchingPolicy
-    from carpool_cli.planning.recommending import Recommendation
 
 
 @click.command(

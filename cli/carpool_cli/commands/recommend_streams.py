@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,13 +11,9 @@ from carpool.policy.durations import format_seconds
 from carpool_cli import options
 from carpool_cli.live.figures import number
 from carpool_cli.printable import json_of
-from carpool_cli.streams.limits import recommend
-from carpool_cli.streams.options import engine_options, load_options, read
+from carpool_cli.streams.limits import Recommendation, recommend
+from carpool_cli.streams.options import Asked, engine_options, load_options, read
 from carpool_cli.streams.twin import show
-
-if TYPE_CHECKING:
-    from carpool_cli.streams.limits import Recommendation
-    from carpool_cli.streams.options import Asked
 
 
 @click.command(

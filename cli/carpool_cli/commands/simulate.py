@@ -10,9 +10,9 @@ import click
 from carpool.forecasting.forecaster import Forecaster
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import ShedAt
+from carpool.policy.spec import BatchingPolicy, ShedAt
 from carpool_cli import options
-from carpool_cli.options import ADDRESS, DURATION, FiniteRange, WithStreams, is_typed
+from carpool_cli.options import ADDRESS, DURATION, Address, FiniteRange, WithStreams, is_typed
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import best_for
 from carpool_cli.planning.replaying import How
@@ -22,8 +22,6 @@ from carpool_cli.printable import json_of
 from carpool_cli.profiling import device_profile
 
 if TYPE_CHECKING:
-    from carpool.policy.spec import BatchingPolicy
-    from carpool_cli.options import Address
     from carpool_cli.profiling.device_profile import DeviceProfile
 
 BROUGHT = ("path", "config", "rate", "cv", "trace", "rows", "executors", "shed_at", "timeout")

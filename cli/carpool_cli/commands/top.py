@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool_cli import options
-from carpool_cli.live.admin_client import AdminError, client_of
+from carpool_cli.live.admin_client import AdminClient, AdminError, client_of
 from carpool_cli.options import ADDRESS, Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-    from carpool_cli.live.admin_client import AdminClient
 
 INTERVAL = 0.5
 """Seconds between two polls."""

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from rich.markup import escape
 
 from carpool.policy.durations import format_seconds
-from carpool_cli.demo.load import Aim, drive, report_on
+from carpool_cli.demo.load import Aim, Driven, drive, report_on
 from carpool_cli.demo.observed import Choice, Count, decisions, look
-from carpool_cli.demo.processes import Client
-from carpool_cli.demo.saved import compare
+from carpool_cli.demo.processes import Client, Processes
+from carpool_cli.demo.saved import Compared, compare
 from carpool_cli.load.loadgen import due_times
 from carpool_cli.load.servers import InputSpec, request_of
 from carpool_cli.profiling import device_profile
@@ -26,9 +26,6 @@ from carpool_cli.profiling.arrays import random_rows, to_tensors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool_cli.demo.load import Driven
-    from carpool_cli.demo.processes import Processes
-    from carpool_cli.demo.saved import Compared
     from carpool_cli.demo.screen import Screen
     from carpool_cli.load.report import Report
     from carpool_cli.profiling.device_profile import DeviceProfile

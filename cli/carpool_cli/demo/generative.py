@@ -26,7 +26,7 @@ from carpool.generation.requests import Slo
 from carpool_cli.demo import random_model
 from carpool_cli.demo.picture import BLUE, GREY, RED, STYLE
 from carpool_cli.demo.play import play
-from carpool_cli.demo.processes import DemoError, Processes
+from carpool_cli.demo.processes import DemoError, Processes, Running
 from carpool_cli.demo.screen import Screen
 from carpool_cli.demo.streams_load import arrivals, at_once, offered
 from carpool_cli.load.stream_report import StreamReport, summarize
@@ -35,7 +35,6 @@ from carpool_cli.options import FiniteRange
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from carpool_cli.demo.processes import Running
     from carpool_cli.load.streaming import StreamGenerator, StreamRecording
 
 SLO = Slo(2.0, 0.1)

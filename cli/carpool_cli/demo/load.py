@@ -7,14 +7,13 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool_cli.load.loadgen import LoadGenerator, Recording
-from carpool_cli.load.report import summarize
+from carpool_cli.load.report import Report, summarize
 from carpool_sidecar.http1.client.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from carpool_cli.demo.processes import Running
-    from carpool_cli.load.report import Report
     from carpool_cli.load.servers import Request
     from carpool_sidecar.http1.messages import Headers
 

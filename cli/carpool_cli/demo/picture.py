@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import NullFormatter, PercentFormatter
 from PIL import Image
 
-from carpool_cli.demo.day import SLO, SLOWER
+from carpool_cli.demo.day import SLO, SLOWER, Arm, Day
 from carpool_cli.demo.load import STALL
 from carpool_cli.load.report import percentiles
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from carpool_cli.demo.day import Arm, Day
     from carpool_cli.demo.real_models import Outcome
 
 WINDOW = 2.0

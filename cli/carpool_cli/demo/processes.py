@@ -16,13 +16,12 @@ import msgspec
 import yaml
 
 from carpool_sidecar.http1.client.pool import Pool
-from carpool_sidecar.http1.messages import encode_request_head
+from carpool_sidecar.http1.messages import Headers, encode_request_head
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from carpool_sidecar.http1.client.calls import UpstreamError
-    from carpool_sidecar.http1.messages import Headers
 
 STARTING = 60.0
 """Seconds a process may take until it serves: this machine may be busy, and must read a model of 100 MB."""

@@ -18,12 +18,12 @@ from rich.table import Table
 
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import format_seconds
-from carpool_cli.demo.load import Aim, drive, report_on
+from carpool_cli.demo.load import Aim, Driven, drive, report_on
 from carpool_cli.demo.observed import Look, Span, between, decisions, look
-from carpool_cli.demo.processes import Client, DemoError
+from carpool_cli.demo.processes import Client, DemoError, Processes
 from carpool_cli.load import tensors
 from carpool_cli.load.loadgen import due_times
-from carpool_cli.profiling.arrays import from_tensors
+from carpool_cli.profiling.arrays import Array, Arrays, from_tensors
 from carpool_cli.profiling.measuring import interleave
 from carpool_sidecar.http1.messages import find
 
@@ -31,12 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from carpool_cli.demo.load import Driven
-    from carpool_cli.demo.processes import Processes
     from carpool_cli.demo.screen import Screen
     from carpool_cli.load.report import Report
     from carpool_cli.load.servers import Request
-    from carpool_cli.profiling.arrays import Array, Arrays
 
 SLO = 0.15
 """Allows for a shared CPU's pauses, whose misses show nothing about batching. With a much longer SLO, a batch waits so

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from carpool_cli.demo.random_model import CONSONANTS, VOWELS
-from carpool_cli.load.streaming import StreamGenerator
-
-if TYPE_CHECKING:
-    from carpool_cli.load.streaming import StreamRecording
+from carpool_cli.load.streaming import StreamGenerator, StreamRecording
 
 PATH = "/v1/completions"
 

@@ -9,13 +9,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from carpool.policy.durations import format_seconds
-from carpool_cli.demo.day import FIXED, SLO, SLOWER
+from carpool_cli.demo.day import FIXED, SLO, SLOWER, Arm, Day, Hour
 from carpool_cli.demo.load import STALL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool_cli.demo.day import Arm, Day, Hour
     from carpool_cli.demo.real_models import Outcome
     from carpool_cli.load.report import Percentiles, Report
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from carpool_cli import options
 from carpool_cli.commands import inject
-from carpool_cli.kubectl.cluster import ForbiddenError, NotFoundError, cluster_options, here, read_list
-
-if TYPE_CHECKING:
-    from carpool_cli.kubectl.cluster import Cluster
+from carpool_cli.kubectl.cluster import Cluster, ForbiddenError, NotFoundError, cluster_options, here, read_list
 
 IMAGE = "--sidecar-image="
 """The injector's argument that names the sidecar's image."""

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from carpool_cli.answers import BadFile
-from carpool_cli.kubectl.cluster import alive
-from carpool_cli.planning.money import PricesError, mean, price_of, read_prices
+from carpool_cli.kubectl.cluster import Cluster, alive
+from carpool_cli.planning.money import Price, PricesError, mean, price_of, read_prices
 from carpool_operator.api.annotations import INJECTED, TARGET
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from carpool_cli.kubectl.cluster import Cluster
-    from carpool_cli.planning.money import Price
 
 
 def by_target(cluster: Cluster, path: Path, other: Price | None, *, everywhere: bool) -> dict[tuple[str, str], Price]:

@@ -10,16 +10,14 @@ import msgspec
 from msgspec import Struct, field
 
 from carpool.policy.plain import PolicyError, from_plain
-from carpool_cli.kubectl.cluster import PAUSED, ForbiddenError, NoKindError, NotFoundError, alive, read_object
+from carpool_cli.kubectl.cluster import PAUSED, Cluster, ForbiddenError, NoKindError, NotFoundError, alive, read_object
 from carpool_operator.api import annotations as asked
-from carpool_operator.api.status import DEFECTS, ConditionStatus, ConditionType, Status
+from carpool_operator.api.status import DEFECTS, Condition, ConditionStatus, ConditionType, Status
 from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from carpool_cli.kubectl.cluster import Cluster
-    from carpool_operator.api.status import Condition
     from carpool_operator.workloads.kind import Kind
 
 

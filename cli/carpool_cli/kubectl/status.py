@@ -10,7 +10,7 @@ import click
 from carpool_cli.kubectl import policies
 from carpool_cli.kubectl.cluster import RESOURCE, cluster_options, here
 from carpool_cli.kubectl.screen import BAD, FAINT, GOOD, OF_STATUS, STRONG, UNSURE, show, table, text
-from carpool_operator.api.status import ConditionType
+from carpool_operator.api.status import ConditionType, TokenStreamsStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from carpool_cli.kubectl.policies import Policy
-    from carpool_operator.api.status import TokenStreamsStatus
 
 
 @click.command(

@@ -15,15 +15,13 @@ from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy
 from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
-from carpool_cli.options import need
+from carpool_cli.options import Address, need
 from carpool_cli.printable import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from carpool.exchange.report import Report
-    from carpool_cli.options import Address
-
 
 END_OF_TIME = 253_402_214_400
 """Seconds from the epoch to the last day of the year 9999: later times have no date."""

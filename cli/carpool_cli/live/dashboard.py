@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -12,9 +12,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from carpool.exchange.report import Report
+from carpool.exchange.report import Lane, Report
 from carpool.policy.durations import format_seconds
-from carpool_cli.live.admin_client import Explanation
+from carpool_cli.live.admin_client import Explained, Explanation
 from carpool_cli.live.figures import Figures, Passed, duration, figures_of, passed_on
 from carpool_cli.live.first_call import wrapped
 from carpool_cli.live.jobs import jobs_line
@@ -23,12 +23,7 @@ from carpool_cli.live.unbatched import message_of, not_batched, not_merged, too_
 from carpool_cli.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rich.console import Console, ConsoleOptions, RenderResult
-
-    from carpool.exchange.report import Lane
-    from carpool_cli.live.admin_client import Explained
 
 WINDOW = 10.0
 """Seconds over which rates and percentiles are taken: a p99 of 100 requests/s then has 10 beyond it."""

@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from carpool.batching.counters import ModelStats
-from carpool.learning.latency_model import LatencyLearner
-from carpool.policy.spec import TuningMode
-from carpool_cli.live.admin_client import AdminError
+from carpool.learning.latency_model import LatencyLearner, ServiceTime
+from carpool.policy.spec import BatchingPolicy, TuningMode
+from carpool_cli.live.admin_client import AdminClient, AdminError, Explained
 from carpool_cli.live.figures import duration, number
 from carpool_cli.live.streams import only_streams
 from carpool_cli.printable import printable
 
 if TYPE_CHECKING:
     from carpool.exchange.report import Lane, Report, Stalls
-    from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Limits, Parameters
-    from carpool.policy.spec import BatchingPolicy
-    from carpool_cli.live.admin_client import AdminClient, Explained
 
 LONG_AGO = 30.0
 """Seconds since the last request from which a note reports it: the tuner assumes no load then."""

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from carpool.exchange.token_streams import ModelStreams, quantile
+from carpool.exchange.token_streams import ModelStreams, TokenStreams, quantile
 from carpool.policy.durations import format_seconds
 from carpool_cli.live.figures import duration, number
 
 if TYPE_CHECKING:
     from carpool.exchange.report import Report
-    from carpool.exchange.token_streams import TokenStreams
 
 REFUSED = ("ttft", "queue-full", "deadline")
 """Outcomes of requests that the gate rejected, or that a deadline ended."""

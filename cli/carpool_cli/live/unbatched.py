@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carpool.exchange.decision import Reason
-from carpool.exchange.report import OTHER
+from carpool.exchange.report import OTHER, Report
 from carpool.policy.durations import format_seconds
 from carpool_cli.live.figures import duration
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from carpool.exchange.report import Report
     from carpool_cli.live.admin_client import Explained
 
 

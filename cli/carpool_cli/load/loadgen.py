@@ -17,19 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
 
 from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool_cli.load import tensors
-from carpool_cli.load.servers import is_echo
-from carpool_sidecar.http1.client.calls import FailureKind
-from carpool_sidecar.http1.messages import content_length, encode_request_head, find
+from carpool_cli.load.servers import Protocol, Request, is_echo
+from carpool_sidecar.http1.client.calls import Call, FailureKind, UpstreamError
+from carpool_sidecar.http1.messages import Headers, content_length, encode_request_head, find
 from carpool_sidecar.tuning.stalls import Stall, StallWatcher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from random import Random
 
-    from carpool_cli.load.servers import Protocol, Request
-    from carpool_sidecar.http1.client.calls import Call, UpstreamError
     from carpool_sidecar.http1.client.pool import Pool
-    from carpool_sidecar.http1.messages import Headers
 
 Result = TypeVar("Result")
 Number = TypeVar("Number", int, float)

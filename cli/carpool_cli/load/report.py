@@ -14,15 +14,13 @@ import click
 import msgspec
 from msgspec import Struct
 
-from carpool_cli.load.loadgen import FAILURES, MAX_COMPLAINTS
+from carpool_cli.load.loadgen import FAILURES, MAX_COMPLAINTS, Recording
 from carpool_cli.printable import json_of
 from carpool_cli.stopped import STOPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from carpool_cli.load.loadgen import Recording
 
 WINDOW = 1.0
 """Seconds of one window of the report."""

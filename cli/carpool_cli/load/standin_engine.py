@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct, field
 
-from carpool.generation.engine import Engine, Sequence
+from carpool.generation.engine import Engine, Progress, Sequence
 
 if TYPE_CHECKING:
-    from carpool.generation.engine import Progress
     from carpool.generation.profiles import EngineProfile
     from carpool_sidecar.http1.parsing import HttpError
     from carpool_sidecar.http1.server.exchange import Exchange

@@ -17,14 +17,13 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from carpool_cli.load import tensors
-from carpool_sidecar.http1.messages import find
+from carpool_sidecar.http1.messages import Headers, find
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
     from carpool.learning.latency_model import ServiceTime
-    from carpool_sidecar.http1.messages import Headers
     from carpool_sidecar.http1.parsing import HttpError
     from carpool_sidecar.http1.server.exchange import Exchange
 

@@ -14,12 +14,11 @@ from msgspec import Struct
 
 from carpool_cli.answers import UNREADABLE
 from carpool_cli.load.loadgen import COMPLAINT, OnTime, when_due
-from carpool_sidecar.http1.messages import content_length, encode_request_head
+from carpool_sidecar.http1.messages import Headers, content_length, encode_request_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool_sidecar.http1.messages import Headers
     from carpool_sidecar.tuning.stalls import Stall
 
 JSON = (b"content-type", b"application/json")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from carpool_cli.manifest_checks.autoscalers import autoscalers
 from carpool_cli.manifest_checks.network.judging import network_policies
-from carpool_cli.manifest_checks.objects import Around, Subject, ports
+from carpool_cli.manifest_checks.objects import Around, Json, Subject, ports
 from carpool_operator.api.injection import injection_of
 from carpool_operator.injector.decide import annotations_of
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from carpool_cli.manifest_checks.findings import Finding
-    from carpool_cli.manifest_checks.objects import Json
     from carpool_operator.workloads.kind import Kind
 
 NETWORK_POLICY, AUTOSCALER = "NetworkPolicy", "HorizontalPodAutoscaler"

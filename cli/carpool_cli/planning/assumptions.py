@@ -13,7 +13,7 @@ import click
 from msgspec.structs import replace
 
 from carpool.forecasting.forecaster import Situation
-from carpool.learning.arrivals import Gamma, Poisson, WindowCounts, fitted, until
+from carpool.learning.arrivals import Fitted, Gamma, Poisson, WindowCounts, fitted, until
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.plain import PolicyError
 from carpool.policy.spec import (
@@ -33,17 +33,15 @@ from carpool.simulation.simulator import Device, table
 from carpool_cli.answers import BadFile
 from carpool_cli.live.figures import duration, number
 from carpool_cli.options import is_typed
-from carpool_cli.planning.traces import Trace, azure_llm_2023, scaled
+from carpool_cli.planning.traces import TokenTrace, Trace, azure_llm_2023, scaled
 from carpool_sidecar.config.hints import not_utf8
 from carpool_sidecar.config.settings import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from carpool.learning.arrivals import Fitted
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
-    from carpool_cli.planning.traces import TokenTrace
     from carpool_cli.profiling.device_profile import DeviceProfile
 
 MOST_REQUESTS = 2_000_000

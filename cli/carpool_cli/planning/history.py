@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from carpool.batching.counters import KIND, Sample
 from carpool.forecasting.forecaster import Situation
 from carpool.learning.arrivals import Gamma, WindowCounts, fitted
-from carpool.learning.latency_model import LatencyLearner
+from carpool.learning.latency_model import LatencyLearner, ServiceTime
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.spec import PERCENTILES, SLO, BatchingPolicy, Latency
 from carpool_cli.planning import assumptions, replica
@@ -25,8 +25,6 @@ from carpool_cli.planning.savings import Counted, Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from carpool.learning.latency_model import ServiceTime
 
 STEPS = 500
 """Most steps of constant load that a time is divided into."""

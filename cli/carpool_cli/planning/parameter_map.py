@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from carpool.policy.durations import Duration, whole_microseconds
-from carpool.policy.parameters import Parameters
+from carpool.policy.parameters import Limits, Parameters
 from carpool.tuning.candidates import SIZES, WAITS
 from carpool_cli.live.figures import number
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from carpool.forecasting.forecaster import Forecaster
     from carpool.learning.latency_model import ServiceTime
-    from carpool.policy.parameters import Limits
 
 MOST_SIZES = 14
 """Sizes of a map; marked points have theirs in addition."""

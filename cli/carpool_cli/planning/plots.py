@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from carpool_cli.live.figures import number
-from carpool_cli.planning.parameter_map import milliseconds
+from carpool_cli.planning.parameter_map import Plane, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from carpool.policy.parameters import Parameters
-    from carpool_cli.planning.parameter_map import Plane
     from carpool_cli.profiling.measuring import Timing
 
 

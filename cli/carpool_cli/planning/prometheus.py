@@ -12,12 +12,10 @@ import msgspec
 from msgspec import Struct
 
 from carpool_cli.answers import NO_ANSWER, UNREADABLE
-from carpool_cli.planning.history import STEPS, Held, HistoryError, Series, about_held
+from carpool_cli.planning.history import STEPS, Held, HistoryError, Questions, Series, about_held
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from carpool_cli.planning.history import Questions
 
 TOKEN = "CARPOOL_PROMETHEUS_TOKEN"  # noqa: S105 - the variable's name
 """Environment variable with a bearer token, if the server needs one."""

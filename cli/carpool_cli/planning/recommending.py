@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import HEADROOM, Forecaster
+from carpool.forecasting.forecaster import HEADROOM, Assessment, Forecaster, Situation
 from carpool.policy.durations import Duration, format_seconds, whole_microseconds
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import PassThroughMode
+from carpool.policy.spec import BatchingPolicy, PassThroughMode
 from carpool.tuning import messages
 from carpool.tuning.candidates import SIZES, WAITS, largest_reliable
 from carpool.tuning.objective import Aim, choose, rank
@@ -20,9 +20,6 @@ from carpool_cli.profiling.inflection import inflection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from carpool.forecasting.forecaster import Assessment, Situation
-    from carpool.policy.spec import BatchingPolicy
 
 TIGHT = 0.9
 """Share of the capacity from which small errors of batch latency decide."""

@@ -13,17 +13,14 @@ from msgspec.structs import replace
 from carpool.batching.counters import RECENT_ARRIVALS
 from carpool.forecasting import sampling
 from carpool.forecasting.forecast import Load as Played
-from carpool.forecasting.forecaster import Forecaster
-from carpool.learning.arrivals import Gamma, Poisson, until
+from carpool.forecasting.forecaster import Forecaster, Situation
+from carpool.learning.arrivals import Fitted, Gamma, Poisson, until
 from carpool_cli.live.figures import duration, number
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.traces import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from carpool.forecasting.forecaster import Situation
-    from carpool.learning.arrivals import Fitted
 
 PLAYED = 2 * RECENT_ARRIVALS
 """Most arrivals in a forecast's replay: twice all that a sidecar remembers. A search and a map have hundreds of

@@ -14,20 +14,16 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.capacity import candidates, capacity, replicas
-from carpool.forecasting.forecaster import Forecaster
+from carpool.forecasting.capacity import Capacity, candidates, capacity, replicas
+from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import PassThroughMode
 from carpool.tuning.candidates import known_flights, largest_reliable, productive_sizes
-from carpool.tuning.objective import choose
+from carpool.tuning.objective import Aim, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-
-    from carpool.forecasting.capacity import Capacity
-    from carpool.forecasting.forecaster import Situation
-    from carpool.tuning.objective import Aim
 
 LOADS = (
     0.01, 0.02, 0.03, 0.045, 0.065, 0.1, 0.14, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.1, 1.3, 1.6,

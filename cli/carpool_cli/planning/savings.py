@@ -15,19 +15,17 @@ from msgspec.structs import replace
 from carpool.forecasting.capacity import FULL
 from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import format_seconds
-from carpool.policy.spec import Objective
+from carpool.policy.spec import BatchingPolicy, Objective
 from carpool.tuning.objective import Aim
 from carpool_cli.planning import assumptions, replica
-from carpool_cli.planning.money import written
+from carpool_cli.planning.money import Price, written
 from carpool_cli.planning.traces import lasts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from carpool.policy.parameters import Parameters
-    from carpool.policy.spec import BatchingPolicy
     from carpool_cli.live.running import Running
-    from carpool_cli.planning.money import Price
     from carpool_cli.planning.replica import Replica
 
 COUNTED = "as counted"

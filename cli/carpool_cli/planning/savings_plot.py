@@ -11,13 +11,11 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from carpool_cli.planning.money import written
-from carpool_cli.planning.savings import ZERO_WAIT
+from carpool_cli.planning.savings import ZERO_WAIT, Way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from carpool_cli.planning.savings import Way
 
 PLAIN, ZERO = "#9bb8d3", "#1f5fa8"
 

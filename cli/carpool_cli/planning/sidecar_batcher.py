@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.batching.batcher import Batcher
-from carpool.batching.requests import Failure, Finish, Priority, Refusal, Request
+from carpool.batching.requests import Action, Batch, Estimate, Failure, Fault, Finish, Priority, Refusal, Request
 from carpool_sidecar.axis_verification.check import TRIAL_ROWS, TRIALS
 from carpool_sidecar.axis_verification.delays import Delays
 from carpool_sidecar.axis_verification.record import Record
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from carpool.batching.model_state import ModelState
-    from carpool.batching.requests import Action, Batch, Estimate, Fault
     from carpool.policy.parameters import Parameters
     from carpool.policy.spec import Admission
 

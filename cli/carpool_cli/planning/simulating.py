@@ -8,22 +8,19 @@ import click
 from msgspec import Struct
 
 from carpool.batching.requests import Estimate
-from carpool.exchange.decision import Reason
+from carpool.exchange.decision import Decision, Reason
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
-from carpool.simulation.outcome import End
-from carpool.simulation.simulator import Simulation
+from carpool.simulation.outcome import End, Summary
+from carpool.simulation.simulator import Device, Simulation
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.twin import Tuned, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from carpool.exchange.decision import Decision
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.spec import BatchingPolicy
-    from carpool.simulation.outcome import Summary
-    from carpool.simulation.simulator import Device
 
 TYPICAL = Parameters(max_batch=8, max_wait=Duration(0.005), max_in_flight=1)
 """Common manual settings, for comparison."""

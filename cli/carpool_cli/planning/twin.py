@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from carpool.batching.counters import Stats, combine
 from carpool.exchange.decision import Decision, Observation
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import TuningMode, VerificationMode
+from carpool.policy.spec import BatchingPolicy, TuningMode, VerificationMode
 from carpool.simulation.outcome import Outcome, Setting
 from carpool.simulation.simulator import Device, Dispatcher, Simulation
 from carpool.tuning.tuner import INTERVAL, Tuner
@@ -18,8 +18,6 @@ from carpool_sidecar.config.settings import EVERY_MODEL, SidecarConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from carpool.policy.spec import BatchingPolicy
 
 
 class Pilot:

@@ -12,7 +12,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import Situation
+from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError
@@ -21,12 +21,12 @@ from carpool.simulation.simulator import Device, table
 from carpool.tuning.moves import is_gain
 from carpool.tuning.objective import Aim, Choice
 from carpool_cli.live import running
-from carpool_cli.live.admin_client import AdminError
+from carpool_cli.live.admin_client import AdminClient, AdminError
 from carpool_cli.live.figures import duration, number
 from carpool_cli.planning import assumptions, parameter_map
 from carpool_cli.planning.parameter_map import Plane
 from carpool_cli.planning.recommending import Recommendation, highest_load, recommend
-from carpool_cli.planning.replaying import How, load
+from carpool_cli.planning.replaying import How, Load, load
 from carpool_cli.planning.simulating import Figures, Twin, alternatives, distinct, show
 from carpool_cli.printable import json_of, printable
 
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from carpool.forecasting.forecaster import Forecaster
-    from carpool_cli.live.admin_client import AdminClient
     from carpool_cli.live.running import Running
-    from carpool_cli.planning.replaying import Load
 
 SHORT = 30.0
 """Seconds of arrivals below which a note says what that means: the tuner measures a steady load for as long."""

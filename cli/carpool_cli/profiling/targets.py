@@ -17,18 +17,15 @@ from carpool_cli.answers import NO_ANSWER, UNREADABLE
 from carpool_cli.load import servers, tensors
 from carpool_cli.load.servers import InputSpec, Request
 from carpool_cli.load.tensors import Malformed
-from carpool_cli.options import need
-from carpool_cli.profiling.arrays import DTYPES, from_tensors, to_tensors
+from carpool_cli.options import Address, need
+from carpool_cli.profiling.arrays import DTYPES, Arrays, from_tensors, to_tensors
 from carpool_sidecar.backends.arrays import DATATYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from carpool_cli.options import Address
-    from carpool_cli.profiling.arrays import Arrays
     from carpool_sidecar.http1.messages import Headers
-
 
 FIXES = {**servers.ACCESS, 404: "which does not have this model: check --model"}
 """Statuses that no other try would change, and what to do."""

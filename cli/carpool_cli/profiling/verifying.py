@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from carpool_cli.profiling.arrays import rows_of
+from carpool_cli.profiling.arrays import Array, Arrays, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from carpool_cli.profiling.arrays import Array, Arrays
 
 
 class Verdict(NamedTuple):

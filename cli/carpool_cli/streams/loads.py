@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from carpool.generation.profiles import EngineProfile
-from carpool.generation.requests import Request
+from carpool.generation.requests import Request, Slo
 from carpool.generation.simulation import Arrival
 from carpool.generation.step_model import StepModel
 from carpool.policy.plain import PolicyError, from_plain
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
     from random import Random
-
-    from carpool.generation.requests import Slo
-
 
 SLOWEST = 1.0
 """Largest mean seconds per output token in the search."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from carpool.generation.engine import Engine
 from carpool.generation.gate import Gate
-from carpool.generation.simulation import Simulation
+from carpool.generation.simulation import Admission, Outcome, Simulation
 from carpool.policy.durations import format_seconds
 from carpool_cli.planning import assumptions
 from carpool_cli.streams import loads
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from carpool.generation.profiles import EngineProfile
     from carpool.generation.requests import Slo
-    from carpool.generation.simulation import Admission, Outcome
     from carpool_cli.streams.options import Asked
 
 NOISE = 0.05

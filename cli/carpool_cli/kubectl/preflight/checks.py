@@ -6,13 +6,13 @@ import json
 from typing import TYPE_CHECKING
 
 from carpool_cli.kubectl.preflight import ways
-from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally
+from carpool_cli.kubectl.preflight.dry_run import Dry, asking, completed, locally
 from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
 from carpool_cli.kubectl.preflight.quotas import room_for_all
 from carpool_cli.manifest_checks.autoscalers import autoscalers
 from carpool_cli.manifest_checks.findings import Code, Effect, Finding, compact
 from carpool_cli.manifest_checks.network.judging import admin_port, network_policies, understood
-from carpool_cli.manifest_checks.objects import addresses, ports
+from carpool_cli.manifest_checks.objects import Around, Json, Ports, Subject, addresses, ports
 from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of
 from carpool_operator.injector.bypass import bypasses, named_ports
@@ -21,9 +21,6 @@ from carpool_operator.injector.reasons import NOTES, Note, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from carpool_cli.kubectl.preflight.dry_run import Dry
-    from carpool_cli.manifest_checks.objects import Around, Json, Ports, Subject
 
 KNATIVE = "serving.knative.dev"
 FULL = "exceeded quota"

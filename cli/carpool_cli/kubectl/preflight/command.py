@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from carpool_cli.kubectl.cluster import cluster_options, here
+from carpool_cli.kubectl.cluster import Cluster, cluster_options, here
 from carpool_cli.kubectl.output import document
 from carpool_cli.kubectl.preflight import checks, scene
 from carpool_cli.kubectl.preflight.dry_run import dry_run, sample
@@ -16,7 +16,6 @@ from carpool_cli.manifest_checks.findings import Code, Effect, Finding
 from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
-    from carpool_cli.kubectl.cluster import Cluster
     from carpool_cli.manifest_checks.objects import Around, Subject
 
 BREAKS = 3

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 import msgspec
 
-from carpool_cli.kubectl.cluster import ForbiddenError
-from carpool_cli.manifest_checks.objects import NAME
+from carpool_cli.kubectl.cluster import Cluster, ForbiddenError
+from carpool_cli.manifest_checks.objects import NAME, Around, Json, Subject
 from carpool_operator.api import annotations as names
 from carpool_operator.injector.decide import Inject, Settings, decide, target_of
 from carpool_operator.injector.patch import patch
@@ -19,9 +19,6 @@ from carpool_operator.injector.reasons import Skip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from carpool_cli.kubectl.cluster import Cluster
-    from carpool_cli.manifest_checks.objects import Around, Json, Subject
 
 CONTAINER = "Container"
 """Type of the LimitRange limits that have defaults."""

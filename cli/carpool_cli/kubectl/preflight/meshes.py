@@ -8,15 +8,13 @@ import msgspec
 
 from carpool_cli.kubectl.preflight.scene import AUTHORIZATIONS, SERVERS
 from carpool_cli.manifest_checks.findings import Code, Effect, Finding, compact, json_patch
-from carpool_cli.manifest_checks.objects import NAME
+from carpool_cli.manifest_checks.objects import NAME, Around, Json, Ports, Subject
 from carpool_operator.injector.bypass import named_ports, port_name
 from carpool_operator.injector.meshes import ISTIO, LINKERD, meshes_of
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from carpool_cli.manifest_checks.objects import Around, Json, Ports, Subject
 
 ROOT = "istio-system"
 """Namespace whose AuthorizationPolicies apply to all namespaces, unless Istio is configured otherwise."""

@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from carpool_cli.kubectl.cluster import AwayError, ForbiddenError, NoKindError, NotFoundError, alive, read_object
-from carpool_cli.manifest_checks.objects import DEFAULT_OPERATOR, NAME, OPERATOR, Around, Subject, peer_of
+from carpool_cli.kubectl.cluster import (
+    AwayError,
+    Cluster,
+    ForbiddenError,
+    NoKindError,
+    NotFoundError,
+    alive,
+    read_object,
+)
+from carpool_cli.manifest_checks.objects import DEFAULT_OPERATOR, NAME, OPERATOR, Around, Json, Peer, Subject, peer_of
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Meta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool_cli.kubectl.cluster import Cluster
-    from carpool_cli.manifest_checks.objects import Json, Peer
     from carpool_operator.workloads.kind import Kind
 
 SYSTEM = ("kube-system", "kube-public", "kube-node-lease")

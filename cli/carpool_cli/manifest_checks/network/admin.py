@@ -18,17 +18,15 @@ from carpool_cli.manifest_checks.network.rules import (
     EGRESS,
     INGRESS,
     Policies,
+    Rule,
     all_in,
     requirements,
 )
-from carpool_cli.manifest_checks.objects import NAME, Peer, peer_of
+from carpool_cli.manifest_checks.objects import NAME, Around, Json, Peer, Subject, peer_of
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from carpool_cli.manifest_checks.network.rules import Rule
-    from carpool_cli.manifest_checks.objects import Around, Json, Subject
 
 TIERS = {"AdminNetworkPolicy": ADMIN, "BaselineAdminNetworkPolicy": BASELINE}
 """By the supported kinds."""

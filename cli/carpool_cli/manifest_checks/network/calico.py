@@ -22,15 +22,13 @@ from carpool_cli.manifest_checks.network.rules import (
     INGRESS,
     Closing,
     Policies,
+    Rule,
     namespace_of,
 )
-from carpool_cli.manifest_checks.objects import NAME, Peer, peer_of
+from carpool_cli.manifest_checks.objects import NAME, Around, Json, Peer, Subject, peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from carpool_cli.manifest_checks.network.rules import Rule
-    from carpool_cli.manifest_checks.objects import Around, Json, Subject
 
 PORTS, NOT_PORTS = "ports", "notPorts"
 

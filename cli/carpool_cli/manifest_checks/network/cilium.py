@@ -19,17 +19,15 @@ from carpool_cli.manifest_checks.network.rules import (
     INGRESS,
     Closing,
     Policies,
+    Rule,
     namespace_of,
     requirements,
 )
-from carpool_cli.manifest_checks.objects import NAME, Peer, peer_of
+from carpool_cli.manifest_checks.objects import NAME, Around, Json, Peer, Subject, peer_of
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from carpool_cli.manifest_checks.network.rules import Rule
-    from carpool_cli.manifest_checks.objects import Around, Json, Subject
 
 NAMESPACE = "io.kubernetes.pod.namespace"
 """Label that Cilium adds to pods, and that selectors name."""

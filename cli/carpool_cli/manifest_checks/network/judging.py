@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from carpool_cli.manifest_checks.findings import Code, Effect, Finding, json_patch
 from carpool_cli.manifest_checks.network import admin, calico, cilium, kubernetes
-from carpool_cli.manifest_checks.network.rules import DEFAULT
+from carpool_cli.manifest_checks.network.rules import DEFAULT, Rule
 from carpool_cli.manifest_checks.network.tiers import (
+    Tier,
     decides,
     gets_in,
     is_let_in_before,
@@ -18,16 +19,12 @@ from carpool_cli.manifest_checks.network.tiers import (
     reached,
     tiers_of,
 )
-from carpool_cli.manifest_checks.objects import NAME, OPERATOR, peer_of
+from carpool_cli.manifest_checks.objects import NAME, OPERATOR, Around, Json, Peer, Ports, Subject, peer_of
 from carpool_operator.api.annotations import INJECTED
 from carpool_operator.injector.bypass import named_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from carpool_cli.manifest_checks.network.rules import Rule
-    from carpool_cli.manifest_checks.network.tiers import Tier
-    from carpool_cli.manifest_checks.objects import Around, Json, Peer, Ports, Subject
 
 
 def understood(near: Around) -> Around:

@@ -14,17 +14,15 @@ from carpool_cli.manifest_checks.network.rules import (
     INGRESS,
     Closing,
     Policies,
+    Rule,
     all_in,
     requirements,
 )
-from carpool_cli.manifest_checks.objects import NAME
+from carpool_cli.manifest_checks.objects import NAME, Around, Json, Peer, Subject
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from carpool_cli.manifest_checks.network.rules import Rule
-    from carpool_cli.manifest_checks.objects import Around, Json, Peer, Subject
 
 
 class KubernetesRule(NamedTuple):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool_cli.manifest_checks.network import admin, calico, cilium, kubernetes
-from carpool_cli.manifest_checks.network.rules import DEFAULT
+from carpool_cli.manifest_checks.network.rules import DEFAULT, Rule
 
 if TYPE_CHECKING:
-    from carpool_cli.manifest_checks.network.rules import Rule
     from carpool_cli.manifest_checks.objects import Around, Json, Peer, Subject
 
 
