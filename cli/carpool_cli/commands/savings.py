@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -34,6 +34,47 @@ if TYPE_CHECKING:
     from carpool_cli.live.running import Running
 
 HOUR = 3600.0
+
+
+class Asked(NamedTuple):
+    """The options."""
+
+    sidecars: tuple[Address, ...]
+    prometheus: str | None
+    since: float
+    selector: str
+    path: Path | None
+    slo: float | None
+    rate: float | None
+    cv: float
+    trace: Path | None
+    pods: int | None
+    max_batch: int | None
+    max_wait: float | None
+    max_in_flight: int | None
+    gpu_hour: float | None
+    objective: str | None
+    target_utilization: int | None
+    key_file: Path | None
+    workload: str | None
+    plot: Path | None
+    as_json: bool
+
+    @property
+    def by_hand(self) -> Parameters | None:
+        """The setting to compare with, if there is one."""
+        if self.max_batch is None and self.max_wait is None and self.max_in_flight is None:
+            return None
+        return Parameters(
+            max_batch=self.max_batch or 32,
+            max_wait=Duration(self.max_wait or 0.0),
+            max_in_flight=self.max_in_flight or 1,
+        )
+
+    @property
+    def price(self) -> Price | None:
+        """The price of a replica, if it is known."""
+        return None if self.gpu_hour is None else Price(self.gpu_hour)
 
 
 @click.command(
@@ -77,79 +118,39 @@ Examples:
 @options.admin_access
 @options.plot(help="Draw every way to this file (PNG, SVG, PDF).")
 @options.as_json()
-def command(
-    *,
-    sidecars: tuple[Address, ...],
-    prometheus: str | None,
-    since: float,
-    selector: str,
-    path: Path | None,
-    slo: float | None,
-    rate: float | None,
-    cv: float,
-    trace: Path | None,
-    pods: int | None,
-    max_batch: int | None,
-    max_wait: float | None,
-    max_in_flight: int | None,
-    gpu_hour: float | None,
-    objective: str | None,
-    target_utilization: int | None,
-    key_file: Path | None,
-    workload: str | None,
-    plot: Path | None,
-    as_json: bool,
-) -> None:
+def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
     """Compare what a load needs without batching, with zero wait, as set by hand, with Carpool now and at best.
 
     Of running sidecars (their admin ports), by their last requests and batch latencies; of the past, from Prometheus;
     or of a profile and a load. The last column is what counts: zero wait batches what waits anyway and needs no tuning,
     so what it saves, Carpool does not. Sidecars in Recommend mode count, too: nothing is held there until you say so.
     """
-    if bool(sidecars) + (path is not None) + (prometheus is not None) != 1:
+    asked = Asked(**typed)
+    if bool(asked.sidecars) + (asked.path is not None) + (asked.prometheus is not None) != 1:
         raise click.UsageError("name sidecars (http://127.0.0.1:9090), --prometheus, or --profile: one of the three")
-    _check(SIDECARS if sidecars else "--profile" if path is not None else "--prometheus")
-    by_hand = None
-    if max_batch is not None or max_wait is not None or max_in_flight is not None:
-        by_hand = Parameters(
-            max_batch=max_batch or 32, max_wait=Duration(max_wait or 0.0), max_in_flight=max_in_flight or 1
-        )
-    price = None if gpu_hour is None else Price(gpu_hour)
+    found: list[Workload] = []
     failed: list[str] = []
-    if prometheus is not None:
-        found, failed = _past(prometheus, since, selector, slo, by_hand, price, objective, target_utilization)
-    elif path is None:
-        read = [_running(each, by_hand, price, pods, key_file, workload) for each in sidecars]
-        found, failed = [one for each, _ in read for one in each], [one for _, each in read for one in each]
+    if asked.prometheus is not None:
+        _check("--prometheus")
+        found, failed = _past(asked, asked.prometheus)
+    elif asked.path is not None:
+        _check("--profile")
+        found = [_planned(asked, asked.path)]
     else:
-        if slo is None:
-            raise click.UsageError("name the p99 to meet: --slo-p99 50ms")
-        profile = device_profile.load(path)
-        policy = assumptions.slo_policy(
-            slo,
-            largest_batch=profile.largest_safe or 64,
-            objective=objective,
-            target_utilization=target_utilization,
-        )
-        assumptions.refuse_cv_of(trace)
-        if trace is not None:
-            times, _ = assumptions.read_trace(trace, None)
-            load, process = stretches(times, rate), assumptions.burstiness(times)
-        elif rate is not None:
-            load, process = [Stretch(HOUR, rate)], assumptions.process_of(rate, cv)
-        else:
-            raise assumptions.no_load()
-        situation = assumptions.situation(profile, policy, process)
-        found = [savings(profile.name, situation, policy, load, by_hand=by_hand, price=price)]
+        _check(SIDECARS)
+        for address in asked.sidecars:
+            compared, left_out = _running(asked, address)
+            found += compared
+            failed += left_out
     if not found:
         raise click.ClickException("\n".join(failed))
-    _show(found, failed, as_json=as_json)
-    if plot is not None:
+    _show(found, failed, as_json=asked.as_json)
+    if asked.plot is not None:
         from carpool_cli.planning import savings_plot  # noqa: PLC0415 - matplotlib takes half a second
 
         drawn = [(each.name, each.ways) for each in found]
-        savings_plot.draw(plot, [*drawn, ("in all", total(found))] if len(drawn) > 1 else drawn)
-        click.echo(f"drew {plot}", err=as_json)
+        savings_plot.draw(asked.plot, [*drawn, ("in all", total(found))] if len(drawn) > 1 else drawn)
+        click.echo(f"drew {asked.plot}", err=asked.as_json)
 
 
 SIDECARS = "running sidecars"
@@ -183,27 +184,46 @@ def _check(source: str) -> None:
             raise click.UsageError(named + (BRINGS[source] if wanted[0] == "--profile" else ""))
 
 
-def _running(
-    address: Address,
-    by_hand: Parameters | None,
-    price: Price | None,
-    pods: int | None,
-    key_file: Path | None,
-    workload: str | None,
-) -> tuple[list[Workload], list[str]]:
+def _planned(asked: Asked, path: Path) -> Workload:
+    """Compare for a profile and a load.
+
+    Raises ``click.UsageError`` naming what is missing.
+    """
+    if asked.slo is None:
+        raise click.UsageError("name the p99 to meet: --slo-p99 50ms")
+    profile = device_profile.load(path)
+    policy = assumptions.slo_policy(
+        asked.slo,
+        largest_batch=profile.largest_safe or 64,
+        objective=asked.objective,
+        target_utilization=asked.target_utilization,
+    )
+    assumptions.refuse_cv_of(asked.trace)
+    if asked.trace is not None:
+        times, _ = assumptions.read_trace(asked.trace, None)
+        load, process = stretches(times, asked.rate), assumptions.burstiness(times)
+    elif asked.rate is not None:
+        load, process = [Stretch(HOUR, asked.rate)], assumptions.process_of(asked.rate, asked.cv)
+    else:
+        raise assumptions.no_load()
+    situation = assumptions.situation(profile, policy, process)
+    return savings(profile.name, situation, policy, load, by_hand=asked.by_hand, price=asked.price)
+
+
+def _running(asked: Asked, address: Address) -> tuple[list[Workload], list[str]]:
     """Compare for every model with requests; for those that can't be compared return why."""
     from carpool_cli.live import running  # noqa: PLC0415 - not for profiles
     from carpool_cli.live.admin_client import AdminError, client_of  # noqa: PLC0415 - likewise
 
     found, failed = [], []
     try:
-        client = client_of(address, key_file, workload)
+        client = client_of(address, asked.key_file, asked.workload)
         names: list[str | None] = list(running.asked_for(client.report())) or [None]
     except AdminError as error:
         raise click.ClickException(str(error)) from None
     for name in names:
         try:
-            found.append(of_running(running.read(client, name), by_hand, price, pods))
+            found.append(of_running(running.read(client, name), asked.by_hand, asked.price, asked.pods))
         except AdminError as error:
             failed.append(str(error))
         except click.ClickException as error:
@@ -229,25 +249,19 @@ def of_running(found: Running, by_hand: Parameters | None, price: Price | None, 
     )  # fmt: skip
 
 
-def _past(
-    url: str,
-    since: float,
-    selector: str,
-    slo: float | None,
-    by_hand: Parameters | None,
-    price: Price | None,
-    objective: str | None,
-    target_utilization: int | None,
-) -> tuple[list[Workload], list[str]]:
+def _past(asked: Asked, url: str) -> tuple[list[Workload], list[str]]:
     """Compare for every model with requests in that time; for those that can't be compared return why."""
     from carpool_cli.planning import history, prometheus  # noqa: PLC0415 - not for profiles
 
     now = time.time()
     try:
-        held = prometheus.held(url, since, selector, now)
-        asked = history.questions(held.since, selector, held.interval)
-        ranges, ends = prometheus.ask(url, asked, held.since, now)
-        known = history.pasts(asked, ranges, ends, slo=slo, objective=objective, target_utilization=target_utilization)
+        held = prometheus.held(url, asked.since, asked.selector, now)
+        questions = history.questions(held.since, asked.selector, held.interval)
+        ranges, ends = prometheus.ask(url, questions, held.since, now)
+        known = history.pasts(
+            questions, ranges, ends,
+            slo=asked.slo, objective=asked.objective, target_utilization=asked.target_utilization,
+        )  # fmt: skip
     except history.HistoryError as error:
         raise click.ClickException(str(error)) from None
     found, failed = [], []
@@ -256,18 +270,11 @@ def _past(
             failed.append(f"{each.name}: {each.error}")
             continue
         try:
-            found.append(
-                savings(
-                    each.name,
-                    each.situation,
-                    each.policy,
-                    each.load,
-                    by_hand=by_hand,
-                    counted=each.counted,
-                    price=price,
-                    beware=each.beware,
-                )
-            )
+            compared = savings(
+                each.name, each.situation, each.policy, each.load,
+                by_hand=asked.by_hand, counted=each.counted, price=asked.price, beware=each.beware,
+            )  # fmt: skip
+            found.append(compared)
         except click.ClickException as error:
             failed.append(f"{each.name}: {error.message}")
     return found, failed

@@ -136,7 +136,7 @@ Ctrl-C drains: no new connections, all accepted requests are answered. A second 
 )
 @click.option("--plain", is_flag=True, help="No live view: logs, as without a terminal.")
 @click.pass_context
-def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 - the options above, by name
+def command(context: click.Context, /, **asked: Any) -> None:  # noqa: ANN401 - the options above, by name
     """Serve a model, merge its requests into batches, and tune the batching to a p99.
 
     Prints the endpoints and a line to try. On a terminal it then shows a live view; elsewhere logs go to stderr, one
@@ -146,14 +146,14 @@ def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
     available, 4 after a second Ctrl-C.
     """
     try:
-        plain, watched = _plain(options)
+        plain, watched = _plain(asked)
         config = from_plain(plain, SidecarConfig, what="config").validate()
         own_address.refuse(config.upstream, config.listen, config.admin)
     except PolicyError as error:
-        file = "" if options["config"] is None else f"{options['config']}: "
+        file = "" if asked["config"] is None else f"{asked['config']}: "
         raise click.UsageError(f"{file}{hint(str(error))}") from None
     served = config.onnx or config.llm
-    if served is not None and (others := [name for name in options["axes"] if name != served.model]):
+    if served is not None and (others := [name for name in asked["axes"] if name != served.model]):
         raise click.UsageError(f"--axis {others[0]}: the model that is served here is {served.model}")
     key = key_of(None if config.api_key_file is None else Path(config.api_key_file))
     with tempfile.TemporaryDirectory(prefix="carpool-") as folder:
@@ -161,94 +161,107 @@ def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         if path is None:
             path = Path(folder) / "sidecar.json"
             path.write_bytes(msgspec.json.encode(plain))
-        if options["config"] is not None and watched is None:
-            click.echo(f"{options['config']} is not watched: options override it")
+        if asked["config"] is not None and watched is None:
+            click.echo(f"{asked['config']} is not watched: options override it")
         ports = {address_of(config.listen)[1]: "--port", address_of(config.admin)[1]: "--admin-port"}
         arguments = ["--config", str(path), "--listen", config.listen, "--admin", config.admin]
-        context.exit(_serve(config, key, arguments, path, ports, plain=options["plain"]))
+        context.exit(_serve(config, key, arguments, path, ports, plain=asked["plain"]))
 
 
-def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
+def _plain(asked: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     """Return the configuration as plain data, and the file to watch if it contains everything.
 
     Raises ``click.UsageError`` if options contradict each other.
     """
-    # 1. The base: a file, or an SLO
-    watched: Path | None = options["config"]
-    plain: dict[str, Any]
-    if watched is not None:
+    plain = _base(asked)
+    # Ports, which are passed separately from a watched file
+    if asked["host"] is not None or asked["port"] is not None:
+        host, _, port = plain["listen"].rpartition(":")
+        host = host if asked["host"] is None else asked["host"]
+        plain["listen"] = f"{host}:{port if asked['port'] is None else asked['port']}"
+    if asked["admin_port"] is not None:
+        plain["admin"] = f"127.0.0.1:{asked['admin_port']}"
+    before = msgspec.json.encode(plain)
+    _set_upstream(plain, asked)
+    _set_policy(plain, asked)
+    for dotted, value in asked["settings"]:
+        _put(plain, dotted, value)
+    return plain, asked["config"] if msgspec.json.encode(plain) == before else None
+
+
+def _base(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what the options change: the content of a file, or the defaults for an SLO.
+
+    Raises ``click.UsageError``.
+    """
+    file: Path | None = asked["config"]
+    if file is not None:
         try:
-            ground = read(watched.read_text("utf-8"))
+            ground = read(file.read_text("utf-8"))
         except OSError as error:
-            raise click.UsageError(f"{watched}: {error.strerror}: name a file with --config") from None
+            raise click.UsageError(f"{file}: {error.strerror}: name a file with --config") from None
         except UnicodeDecodeError as error:
-            raise click.UsageError(f"{watched}: {not_utf8(error)}") from None
+            raise click.UsageError(f"{file}: {not_utf8(error)}") from None
         except PolicyError as error:
-            raise click.UsageError(f"{watched}: {error}") from None
-        plain = {**to_plain(ground), "listen": ground.listen}
-    elif options["slo"] is None and options["ttft"] is None:
+            raise click.UsageError(f"{file}: {error}") from None
+        return {**to_plain(ground), "listen": ground.listen}
+    if asked["slo"] is None and asked["ttft"] is None:
         raise click.UsageError(
             "give the p99 to meet: --slo-p99 50ms; for a language model --slo-ttft-p99 2s --slo-tpot-p99 50ms; "
             "or a --config file"
         )
-    else:
-        # No load balancer has to notice the shutdown, so there is nothing to wait for.
-        plain = {"policy": {}, "listen": DATA, "shutdown": {"lame": "0s"}}
-    # 2. Ports, which are passed separately from a watched file
-    if options["host"] is not None or options["port"] is not None:
-        host, _, port = plain["listen"].rpartition(":")
-        host = host if options["host"] is None else options["host"]
-        plain["listen"] = f"{host}:{port if options['port'] is None else options['port']}"
-    if options["admin_port"] is not None:
-        plain["admin"] = f"127.0.0.1:{options['admin_port']}"
-    before = msgspec.json.encode(plain)
-    # 3. The upstream
-    if options["onnx"] is not None and options["upstream"] is not None:
+    # No load balancer has to notice the shutdown, so there is nothing to wait for.
+    return {"policy": {}, "listen": DATA, "shutdown": {"lame": "0s"}}
+
+
+def _set_upstream(plain: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Set the upstream, or the file to serve.
+
+    Raises ``click.UsageError`` if there is none, or more than one.
+    """
+    if asked["onnx"] is not None and asked["upstream"] is not None:
         raise click.UsageError("name --onnx or --upstream, one of the two")
-    if options["onnx"] is not None:
-        _only(plain, "onnx")
-        plain["onnx"] = {**plain.get("onnx", {}), "path": str(options["onnx"])}
-    if options["upstream"] is not None:
-        _only(plain, "upstream")
-        plain["upstream"] = {**plain.get("upstream", {}), "url": options["upstream"]}
-    if options["model"] is not None:
-        _model(plain, options["model"], options["upstream"], named=options["onnx"] is not None)
+    for kind, field in (("onnx", "path"), ("upstream", "url")):
+        if asked[kind] is not None:
+            _only(plain, kind)
+            plain[kind] = {**plain.get(kind, {}), field: str(asked[kind])}
+    if asked["model"] is not None:
+        _model(plain, asked["model"], asked["upstream"], named=asked["onnx"] is not None)
     if not any(plain.get(kind) for kind in KINDS):
         raise click.UsageError("name what to serve: --model FILE, or --upstream http://127.0.0.1:9000")
-    # 4. The policy
+
+
+def _set_policy(plain: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Set the policy: the SLO, the objective, the axes, and the bounds or the fixed parameters."""
     policy = plain["policy"]
     targets = {
-        name: {"p99": str(Duration(options[option]))}
+        name: {"p99": str(Duration(asked[option]))}
         for name, option in (("latency", "slo"), ("ttft", "ttft"), ("tpot", "tpot"))
-        if options[option] is not None
+        if asked[option] is not None
     }
     if targets:
         policy["slo"] = policy.get("slo", {}) | targets
-    if options["objective"] is not None:
-        policy["objective"] = options["objective"]
-    if options["target_utilization"] is not None:
-        policy["targetUtilizationPercent"] = options["target_utilization"]
-    if options["axes"]:
+    if asked["objective"] is not None:
+        policy["objective"] = asked["objective"]
+    if asked["target_utilization"] is not None:
+        policy["targetUtilizationPercent"] = asked["target_utilization"]
+    if asked["axes"]:
         models = {model["name"]: model for model in policy.get("models", ())}
-        for name, axis in options["axes"].items():
+        for name, axis in asked["axes"].items():
             models[name] = {**models.get(name, {"name": name}), "axis": str(axis)}
         policy["models"] = [*models.values()]
     turned = {
-        "maxBatch": options["max_batch"],
-        "maxWait": None if options["max_wait"] is None else str(Duration(options["max_wait"])),
-        "maxInFlight": options["max_in_flight"],
+        "maxBatch": asked["max_batch"],
+        "maxWait": None if asked["max_wait"] is None else str(Duration(asked["max_wait"])),
+        "maxInFlight": asked["max_in_flight"],
     }
     given = {name: value for name, value in turned.items() if value is not None}
-    if options["fixed"]:
+    if asked["fixed"]:
         plain["parameters"] = {"*": to_plain(Parameters()) | given}
     elif given:
         bounds = policy.setdefault("bounds", {})
         for name, value in given.items():
             bounds[name] = {**bounds.get(name, {}), "max": value}
-    for dotted, value in options["settings"]:
-        _put(plain, dotted, value)
-    changed = msgspec.json.encode(plain) != before
-    return plain, None if changed else watched
 
 
 def _only(plain: dict[str, Any], kind: str) -> None:

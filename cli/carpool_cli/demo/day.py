@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 from rich.markup import escape
@@ -16,7 +16,7 @@ from rich.markup import escape
 from carpool.policy.durations import format_seconds
 from carpool_cli.demo.load import Aim, Driven, drive, report_on
 from carpool_cli.demo.observed import Choice, Count, decisions, look
-from carpool_cli.demo.processes import Client, Processes
+from carpool_cli.demo.processes import Client, Processes, Running
 from carpool_cli.demo.saved import Compared, compare
 from carpool_cli.load.loadgen import due_times
 from carpool_cli.load.servers import InputSpec, request_of
@@ -26,6 +26,7 @@ from carpool_cli.profiling.arrays import random_rows, to_tensors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from carpool.learning.latency_model import ServiceTime
     from carpool_cli.demo.screen import Screen
     from carpool_cli.load.report import Report
     from carpool_cli.profiling.device_profile import DeviceProfile
@@ -97,31 +98,11 @@ async def live(
 ) -> Day:
     """Play the load that rises and falls over ``seconds``."""
     device = slower(profile)
-    slowed = processes.folder / "device.json"
-    device_profile.save(device, slowed)
     screen.title(f"A day in {seconds:.0f} s on a stand-in for an accelerator")
-    curve = device.service_time()
-    screen.step(
-        f"{escape(device.name)}: each time of the published profile x{SLOWER}, slept and not computed: "
-        + ", ".join(f"{curve.time(rows) * 1e3:.0f} ms for {rows}" for rows in (1, 8, 64))
-    )
-    screen.note(
-        "so it serves " + ", ".join(f"{rows / curve.time(rows):.0f}/s in batches of {rows}" for rows in (1, 8, 64))
-    )
-    # 1. Three devices; the first has no sidecar.
-    devices = [await processes.standin(f"device-{name}", slowed) for name in ("alone", "zero-wait", "fixed", "carpool")]
-    screen.step(f"without batching: clients ask the server at {devices[0].address} themselves")
-    policy = {"policy": {"slo": {"latency": {"p99": format_seconds(SLO)}}}}
-    upstreams = [{"upstream": {"url": f"http://{device.address}"}, **policy} for device in devices]
-    zero_wait = await processes.sidecar("zero-wait", {**upstreams[1], "parameters": {"*": ZERO_WAIT}})
-    screen.step(
-        f"zero wait: a sidecar with maxBatch 64 that batches what waits for the device anyway, at {zero_wait.address}"
-    )
-    fixed = await processes.sidecar("fixed", {**upstreams[2], "parameters": {"*": FIXED}})
-    screen.step(f"typical setting: a sidecar with maxBatch 8, maxWait 2ms, fixed, at {fixed.address}")
-    tuned = await processes.sidecar("carpool", upstreams[3])
-    screen.step(f"Carpool: a sidecar that knows a p99 of {format_seconds(SLO)} and nothing else, at {tuned.address}")
-    # 2. One load for all.
+    _introduce(device, screen)
+    devices, sidecars = await _servers(device, processes, screen)
+    tuned = sidecars[-1]
+    # 1. One load for all.
     requests = [request_of("v2-binary", to_tensors(random_rows([SHAPE], 1, seed))) for seed in range(BODIES)]
     rates = [rate for _, rate in hours]
     due = due_times(rates, 1.0, seconds, random.Random(20))  # noqa: S311 - load, no secret
@@ -129,7 +110,8 @@ async def live(
         f"{len(due)} requests to each, at the same moments: "
         + ", ".join(f"{name} {rate:.0f}/s" for name, rate in hours)
     )
-    clients = [Client(device.admin) for device in devices]
+    curve = device.service_time()
+    clients = [Client(each.admin) for each in devices]
     admin = Client(tuned.admin)
     counts: list[list[Count]] = [[] for _ in devices]
     choices: list[Choice] = []
@@ -139,24 +121,19 @@ async def live(
         async def tick(at: float) -> None:
             processes.check()
             for client, seen in zip(clients, counts, strict=True):
-                counted = await client.get("/stats")
-                batches = {int(rows): n for rows, n in counted["batches"].items()}
-                computed = sum(n * curve.time(rows) for rows, n in batches.items())
-                rows = sum(b * n for b, n in batches.items())
-                seen.append(Count(at, rows, sum(batches.values()), computed, counted["busySeconds"]))
+                seen.append(_counted(at, await client.get("/stats"), curve))
             if (now := await look(admin, tuned, MODEL, at)) is not None:
                 choices.append(Choice(at, now.parameters, now.stats.device_busy))
                 show_bar(at, f"{_hour(at, seconds, hours)}: {now.parameters.describe()}")
 
-        aims = [Aim(server, MODEL, requests) for server in (devices[0], zero_wait, fixed, tuned)]
-        driven = await drive(aims, due, tick)
+        driven = await drive([Aim(server, MODEL, requests) for server in (devices[0], *sidecars)], due, tick)
     taken = await decisions(admin)
     # A sidecar remembers its last 4096 requests: those of the last two parts of the day.
     edges = [seconds * part / len(hours) for part in range(max(len(hours) - 2, 0), len(hours) + 1)]
     saved = await asyncio.to_thread(compare, tuned.admin, MODEL, counts[3], choices, edges)
     for client in (*clients, admin):
         await client.close()
-    # 3. The results.
+    # 2. The results.
     names = ("no batching", "zero wait: 64, 0 ms", "fixed: 8, 2 ms", "Carpool, p99 only")
     arms = [
         Arm(name, one, seen, chosen, *_hours(one, seen, hours, seconds))
@@ -164,6 +141,51 @@ async def live(
     ]
     said = [(_hour(at - started, seconds, hours), reason, message) for at, reason, message, change in taken if change]
     return Day(device, seconds, hours, arms, said, saved)
+
+
+def _introduce(device: DeviceProfile, screen: Screen) -> None:
+    """Show the times and the capacity of the device."""
+    curve = device.service_time()
+    screen.step(
+        f"{escape(device.name)}: each time of the published profile x{SLOWER}, slept and not computed: "
+        + ", ".join(f"{curve.time(rows) * 1e3:.0f} ms for {rows}" for rows in (1, 8, 64))
+    )
+    screen.note(
+        "so it serves " + ", ".join(f"{rows / curve.time(rows):.0f}/s in batches of {rows}" for rows in (1, 8, 64))
+    )
+
+
+async def _servers(
+    device: DeviceProfile, processes: Processes, screen: Screen
+) -> tuple[list[Running], tuple[Running, Running, Running]]:
+    """Start four devices, and a sidecar before each but the first: with zero wait, a typical setting, and Carpool."""
+    slowed = processes.folder / "device.json"
+    device_profile.save(device, slowed)
+    devices = [await processes.standin(f"device-{name}", slowed) for name in ("alone", "zero-wait", "fixed", "carpool")]
+    screen.step(f"without batching: clients ask the server at {devices[0].address} themselves")
+    policy = {"policy": {"slo": {"latency": {"p99": format_seconds(SLO)}}}}
+    upstreams = [{"upstream": {"url": f"http://{each.address}"}, **policy} for each in devices]
+    zero_wait = await processes.sidecar("zero-wait", {**upstreams[1], "parameters": {"*": ZERO_WAIT}})
+    screen.step(
+        f"zero wait: a sidecar with maxBatch 64 that batches what waits for the device anyway, at {zero_wait.address}"
+    )
+    fixed = await processes.sidecar("fixed", {**upstreams[2], "parameters": {"*": FIXED}})
+    screen.step(f"typical setting: a sidecar with maxBatch 8, maxWait 2ms, fixed, at {fixed.address}")
+    tuned = await processes.sidecar("carpool", upstreams[3])
+    screen.step(f"Carpool: a sidecar that knows a p99 of {format_seconds(SLO)} and nothing else, at {tuned.address}")
+    return devices, (zero_wait, fixed, tuned)
+
+
+def _counted(at: float, stats: dict[str, Any], curve: ServiceTime) -> Count:
+    """Return what a device has counted so far."""
+    batches = {int(rows): count for rows, count in stats["batches"].items()}
+    return Count(
+        at,
+        sum(rows * count for rows, count in batches.items()),
+        sum(batches.values()),
+        sum(count * curve.time(rows) for rows, count in batches.items()),
+        stats["busySeconds"],
+    )
 
 
 def _hour(at: float, seconds: float, hours: Sequence[tuple[str, float]]) -> str:

@@ -13,7 +13,7 @@ from carpool.policy.parameters import Parameters
 from carpool.policy.spec import BatchingPolicy, PassThroughMode
 from carpool.tuning import messages
 from carpool.tuning.candidates import SIZES, WAITS, largest_reliable
-from carpool.tuning.objective import Aim, choose, rank
+from carpool.tuning.objective import Aim, Choice, choose, rank
 from carpool_cli.live.figures import number
 from carpool_cli.planning import replica
 from carpool_cli.profiling.inflection import inflection
@@ -91,7 +91,7 @@ def recommend(
     start = limits.clamp(Parameters(max_in_flight=service.executors))
     # By the tuner's own rule, so that it arrives at the same recommendation.
     choice = choose(forecaster, aim, start, passing_mode)
-    best, efficient = choice.target, choice.efficient
+    best = choice.target
     # The alternatives
     greedy = [
         forecaster.assess(limits.clamp(replace(start, max_batch=size, max_wait=Duration(0.0))))
@@ -99,21 +99,8 @@ def recommend(
     ]
     zero_wait = min(greedy, key=rank)
     alone = forecaster.assess(replace(start, max_batch=situation.usual_rows, max_wait=Duration(0.0)))
-    reasons = []
-    if choice.is_fast:
-        reasons.append(f"{messages.busy(aim, best)}: the least latency within the target")
-        if other := messages.alternative(aim, best, efficient, zero_wait):
-            reasons.append(other)
-    elif passing_mode is PassThroughMode.ALWAYS:
-        reasons.append("the policy says so: requests pass through")
-    elif best.parameters.pass_through:
-        reasons.append(
-            f"batching would save {max(forecaster.saving(efficient, best), 0):.1%} of the device time at this load: "
-            "requests pass through"
-        )
     bounded_by = _bound(forecaster, best, largest_safe)
-    reasons += _reasons(forecaster, best)
-    reasons.append(bounded_by)
+    reasons = [*_rule(forecaster, choice, aim, passing_mode, zero_wait), *_reasons(forecaster, best), bounded_by]
     return Recommendation(
         parameters=best.parameters,
         holds=best.holds_now,
@@ -154,6 +141,22 @@ def highest_load(found: Recommendation) -> str:
     rows = found.unmeasured_beyond
     beyond = "" if rows is None else f", in batches of up to {rows} rows; larger ones were not measured"
     return f"highest load at which any configuration meets the SLO: {number(found.highest_load)} requests/s{beyond}"
+
+
+def _rule(
+    forecaster: Forecaster, choice: Choice, aim: Aim, passing_mode: PassThroughMode, zero_wait: Assessment
+) -> list[str]:
+    """Return which rule chose: the least latency, the policy, or that batching saves too little."""
+    best, efficient = choice.target, choice.efficient
+    if choice.is_fast:
+        other = messages.alternative(aim, best, efficient, zero_wait)
+        return [f"{messages.busy(aim, best)}: the least latency within the target", *([other] if other else [])]
+    if passing_mode is PassThroughMode.ALWAYS:
+        return ["the policy says so: requests pass through"]
+    if best.parameters.pass_through:
+        saving = max(forecaster.saving(efficient, best), 0)
+        return [f"batching would save {saving:.1%} of the device time at this load: requests pass through"]
+    return []
 
 
 def _reasons(forecaster: Forecaster, best: Assessment) -> list[str]:
