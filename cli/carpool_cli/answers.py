@@ -1,4 +1,4 @@
-"""Answers of arbitrary servers: a GET, the exceptions for a missing answer, and for an unreadable one."""
+"""What servers and users' files hold: a GET, a file's text, and the exceptions for missing or unreadable ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from carpool_sidecar.config.hints import not_utf8
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from carpool_cli.options import Address
 
@@ -24,6 +27,19 @@ class BadFile(click.ClickException):
     """A file of the user's that can't be read, or has other content than it should."""
 
     exit_code = 2
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a user's file.
+
+    Raises ``BadFile`` naming it.
+    """
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise BadFile(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{path}: {not_utf8(error)}") from None
 
 
 def get(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from carpool.forecasting.capacity import FULL
 from carpool.policy.durations import Duration
 from carpool.tuning.objective import Aim
-from carpool_cli.answers import BadFile
+from carpool_cli.answers import BadFile, read_text
 from carpool_cli.autoscaling import days, manifest
 from carpool_cli.autoscaling.controller import LOAD, Autoscaler, Metric
 from carpool_cli.autoscaling.days import Day, Steps
@@ -128,10 +128,8 @@ def compared(
 
 def _manifest(asked: Asked) -> Autoscaler:
     try:
-        documents = [each for each in yaml.safe_load_all(asked.manifest.read_text("utf-8")) if isinstance(each, dict)]
-    except OSError as error:
-        raise BadFile(f"{asked.manifest}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        documents = [each for each in yaml.safe_load_all(read_text(asked.manifest)) if isinstance(each, dict)]
+    except (yaml.YAMLError, RecursionError) as error:
         raise BadFile(f"{asked.manifest}: {problem(error)}") from None
     scalers = [each for each in documents if each.get("kind") in ("HorizontalPodAutoscaler", "ScaledObject")]
     if len(scalers) != 1:

@@ -90,6 +90,85 @@ class TooManyBad(Stopped):
     """More rows are bad than allowed."""
 
 
+class _Caller:
+    """Calls ``run`` for batches, in several threads at once; arguments as of ``Job``."""
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Row]], list[Row]],
+        *,
+        retries: int,
+        isolates: bool,
+        stopping: Stopping,
+        waits: Callable[[str], None],
+    ) -> None:
+        self._run = run
+        self._retries = retries
+        self._isolates = isolates
+        self._stopping = stopping
+        self._waits = waits
+        self._good: Row | None = None
+        """The last row that was answered."""
+
+    def isolate(self, items: list[Item], error: TargetError) -> tuple[list[Row], list[BadRow]]:
+        """Halve a failed batch until the bad rows are isolated."""
+        if len(items) == 1:
+            return [], [BadRow(items[0].number, str(error), error.record)]
+        answers: list[Row] = []
+        bad: list[BadRow] = []
+        for half in (items[: len(items) // 2], items[len(items) // 2 :]):
+            try:
+                answers += self.call(half)
+            except TargetError as again:
+                more, culprits = self.isolate(half, again)
+                answers += more
+                bad += culprits
+        return answers, bad
+
+    def call(self, items: list[Item]) -> list[Row]:
+        """Run a batch, and retry failures that it did not cause.
+
+        Raises ``TargetError`` for a bad batch, and for a possibly bad one after the last retry; otherwise ``Stopped``
+        then.
+        """
+        attempt, is_alive = 0, False
+        while True:
+            try:
+                answers = self._run([item.row for item in items])
+            except TargetError as error:
+                is_last = attempt >= self._retries
+                if error.input_fault or (is_last and error.record):
+                    raise
+                if error.final:
+                    raise Stopped(str(error)) from None
+                # A row may make the server hang up, or crash. If it answers others meanwhile, a batch is halved at its
+                # second failure, and a single row is given up after all retries.
+                if is_alive and error.no_answer and (is_last or len(items) > 1):
+                    raise TargetError(str(error), input_fault=True) from None
+                if is_last:
+                    raise Stopped(str(error)) from None
+                if self._stopping.is_set():  # the call was abandoned here: the server is not to blame
+                    raise Stopped(str(error)) from None
+                seconds = max(2.0**attempt, error.retry_after)
+                self._waits(f"{error}; sent again in {format_seconds(seconds)}")
+                if self._stopping.wait(seconds):
+                    raise Stopped(str(error)) from None
+                other = items[attempt % len(items)].row if self._good is None else self._good
+                is_alive = self._isolates and error.no_answer and self._answers(other)
+                attempt += 1
+            else:
+                self._good = items[-1].row
+                return answers
+
+    def _answers(self, row: Row) -> bool:
+        """Whether the server answers a row."""
+        try:
+            self._run([row])
+        except TargetError:
+            return False
+        return True
+
+
 class Job:
     """Runs the rows of a source through ``run`` into a journal.
 
@@ -119,20 +198,15 @@ class Job:
         waits: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._source = source
-        self._run = run
+        self._caller = _Caller(run, retries=retries, isolates=isolates, stopping=stopping, waits=waits)
         self._journal = journal
         self._sizes = sizes
         self._concurrency = concurrency
         self._ahead = max(ahead, concurrency)
-        self._retries = retries
-        self._isolates = isolates
-        self._good: Row | None = None
-        """The last row that was answered."""
         self._max_bad = max_bad
         self._clock = clock
         self._stopping = stopping
         self._abandon = abandon
-        self._waits = waits
         self.answered = journal.progress.answered
         self.skipped = journal.progress.skipped
         self._written = source.number
@@ -225,72 +299,14 @@ class Job:
             return Served(items, bad, [], None, too_large=False, position=position, number=number)
         started = self._clock()
         try:
-            answers = self._patiently(items)
+            answers = self._caller.call(items)
         except TargetError as error:
-            found, culprits = self._apart(items, error)
+            found, culprits = self._caller.isolate(items, error)
             return Served(
                 items, [*bad, *culprits], found, None, too_large=not culprits, position=position, number=number
             )
         seconds = self._clock() - started
         return Served(items, bad, answers, seconds, too_large=False, position=position, number=number)
-
-    def _apart(self, items: list[Item], error: TargetError) -> tuple[list[Row], list[BadRow]]:
-        """Halve a failed batch until the bad rows are isolated."""
-        if len(items) == 1:
-            return [], [BadRow(items[0].number, str(error), error.record)]
-        answers: list[Row] = []
-        bad: list[BadRow] = []
-        for half in (items[: len(items) // 2], items[len(items) // 2 :]):
-            try:
-                answers += self._patiently(half)
-            except TargetError as again:
-                more, culprits = self._apart(half, again)
-                answers += more
-                bad += culprits
-        return answers, bad
-
-    def _patiently(self, items: list[Item]) -> list[Row]:
-        """Run a batch, and retry failures that it did not cause.
-
-        Raises ``TargetError`` for a bad batch, and for a possibly bad one after the last retry; otherwise ``Stopped``
-        then.
-        """
-        attempt, is_alive = 0, False
-        while True:
-            try:
-                answers = self._run([item.row for item in items])
-            except TargetError as error:
-                is_last = attempt >= self._retries
-                if error.input_fault or (is_last and error.record):
-                    raise
-                if error.final:
-                    raise Stopped(str(error)) from None
-                # A row may make the server hang up, or crash. If it answers others meanwhile, a batch is halved at its
-                # second failure, and a single row is given up after all retries.
-                if is_alive and error.no_answer and (is_last or len(items) > 1):
-                    raise TargetError(str(error), input_fault=True) from None
-                if is_last:
-                    raise Stopped(str(error)) from None
-                if self._stopping.is_set():  # the call was abandoned here: the server is not to blame
-                    raise Stopped(str(error)) from None
-                seconds = max(2.0**attempt, error.retry_after)
-                self._waits(f"{error}; sent again in {format_seconds(seconds)}")
-                if self._stopping.wait(seconds):
-                    raise Stopped(str(error)) from None
-                other = items[attempt % len(items)].row if self._good is None else self._good
-                is_alive = self._isolates and error.no_answer and self._answers(other)
-                attempt += 1
-            else:
-                self._good = items[-1].row
-                return answers
-
-    def _answers(self, row: Row) -> bool:
-        """Whether the server answers a row."""
-        try:
-            self._run([row])
-        except TargetError:
-            return False
-        return True
 
 
 def _size_of(done: Future[Served]) -> int:

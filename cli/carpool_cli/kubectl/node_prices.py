@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from carpool_cli.answers import BadFile
 from carpool_cli.kubectl.cluster import Cluster, alive
-from carpool_cli.planning.money import Price, PricesError, mean, price_of, read_prices
+from carpool_cli.planning.money import Price, mean, price_of, read_prices
 from carpool_operator.api.annotations import INJECTED, TARGET
 
 if TYPE_CHECKING:
@@ -20,10 +19,7 @@ def by_target(cluster: Cluster, path: Path, other: Price | None, *, everywhere: 
 
     ``other``: price of nodes that are not in the file. Raises ``click.ClickException`` if a node has no price.
     """
-    try:
-        prices = read_prices(path)
-    except PricesError as error:
-        raise BadFile(str(error)) from None
+    prices = read_prices(path)
     labels = {each["metadata"]["name"]: each["metadata"].get("labels", {}) for each in cluster.items("nodes")}
     found: dict[tuple[str, str], list[Price]] = {}
     for pod in alive(cluster.items("pods", f"--selector={INJECTED}", everywhere=everywhere)):

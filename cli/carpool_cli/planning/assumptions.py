@@ -30,11 +30,10 @@ from carpool.policy.spec import (
     TuningMode,
 )
 from carpool.simulation.simulator import Device, table
-from carpool_cli.answers import BadFile
+from carpool_cli.answers import BadFile, read_text
 from carpool_cli.live.figures import duration, number
 from carpool_cli.options import is_typed
 from carpool_cli.planning.traces import TokenTrace, Trace, azure_llm_2023, scaled
-from carpool_sidecar.config.hints import not_utf8
 from carpool_sidecar.config.settings import parse
 
 if TYPE_CHECKING:
@@ -119,11 +118,7 @@ def configured(path: Path) -> tuple[BatchingPolicy, Parameters]:
     Raises ``BadFile`` naming the field.
     """
     try:
-        config = parse(path.read_text("utf-8"))
-    except OSError as error:
-        raise BadFile(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise BadFile(f"{path}: {not_utf8(error)}") from None
+        config = parse(read_text(path))
     except PolicyError as error:
         raise BadFile(f"{path}: {error}") from None
     return config.policy, config.parameters_of("")
@@ -240,14 +235,10 @@ def read_trace(path: Path, rate: float | None) -> tuple[list[float], str]:
     Raises ``BadFile`` naming the file and the line.
     """
     found = find(path)
+    lines = read_text(found).splitlines()
     try:
-        lines = found.read_text("utf-8").splitlines()
         azure: TokenTrace | None = azure_llm_2023(lines) if lines and "," in lines[0] else None
         recorded = list(azure.times) if azure else sorted(float(line) for line in lines if line.strip())
-    except OSError as error:
-        raise BadFile(f"{found}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise BadFile(f"{found}: {not_utf8(error)}") from None
     except ValueError as error:
         raise BadFile(f"{found}: {error}; a trace has one arrival a line, in seconds") from None
     if len(recorded) < 2 or recorded[0] == recorded[-1] or not all(map(math.isfinite, recorded)):

@@ -9,6 +9,8 @@ import msgspec
 import yaml
 from msgspec import Struct
 
+from carpool_cli.answers import BadFile
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -28,10 +30,6 @@ class Price(Struct, frozen=True):
         return self.hour * MONTH * replicas
 
 
-class PricesError(ValueError):
-    """An error in a file of prices, and its place."""
-
-
 class NodePrice(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Price of nodes that have all these labels; without labels: of every node."""
 
@@ -42,18 +40,18 @@ class NodePrice(Struct, frozen=True, forbid_unknown_fields=True, rename="camel")
 def read_prices(path: Path) -> list[NodePrice]:
     """Read a YAML list of prices by labels of nodes.
 
-    Raises ``PricesError``.
+    Raises ``BadFile`` naming it.
     """
     try:
         found = msgspec.convert(yaml.safe_load(path.read_text("utf-8")), list[NodePrice])
     except OSError as error:
-        raise PricesError(f"{path}: {error.strerror}") from None
+        raise BadFile(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
-        raise PricesError(
+        raise BadFile(
             f"{path}: {error}: write a list such as `- {{labels: {{nvidia.com/gpu.product: A100}}, gpuHour: 2.50}}`"
         ) from None
     if wrong := next((each for each in found if not 0 < each.gpu_hour < inf), None):
-        raise PricesError(f"{path}: gpuHour {wrong.gpu_hour:g} is no price: write one above 0")
+        raise BadFile(f"{path}: gpuHour {wrong.gpu_hour:g} is no price: write one above 0")
     return found
 
 

@@ -14,9 +14,8 @@ from carpool.generation.requests import Request, Slo
 from carpool.generation.simulation import Arrival
 from carpool.generation.step_model import StepModel
 from carpool.policy.plain import PolicyError, from_plain
-from carpool_cli.answers import UNREADABLE, BadFile
+from carpool_cli.answers import UNREADABLE, BadFile, read_text
 from carpool_cli.planning.traces import azure_llm_2023
-from carpool_sidecar.config.hints import not_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,11 +50,7 @@ def recorded(path: Path) -> tuple[Lengths, list[float]]:
     Raises ``BadFile`` naming the file and the line.
     """
     try:
-        trace = azure_llm_2023(path.read_text("utf-8").splitlines())
-    except OSError as error:
-        raise BadFile(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise BadFile(f"{path}: {not_utf8(error)}") from None
+        trace = azure_llm_2023(read_text(path).splitlines())
     except ValueError as error:
         raise BadFile(f"{path}: {error}") from None
     pairs = [(max(1, p), max(1, o)) for p, o in zip(trace.context, trace.generated, strict=True)]
