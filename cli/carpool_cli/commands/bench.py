@@ -97,15 +97,10 @@ Examples:
     callback=_rates,
     help="Requests per second. Several run one after another, for equal times: 100,400,100.  [default: 100]",
 )
-@click.option(
-    "--cv",
-    type=FiniteRange(0, 20),
-    default=1.0,
-    show_default=True,
-    help="Coefficient of variation of the gaps. 0: even, 1: Poisson, above: bursts (gamma).",
+@options.cv(
+    type=FiniteRange(0, 20), help="Coefficient of variation of the gaps. 0: even, 1: Poisson, above: bursts (gamma)."
 )
-@click.option(
-    "--trace",
+@options.trace(
     type=INPUT_FILE,
     help="Recorded arrivals: seconds, one a line, or `azure`, as simulate takes it. --rate rescales.",
 )

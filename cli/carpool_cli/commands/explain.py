@@ -65,7 +65,7 @@ Examples:
     help="Observation time, to compare with the forecast; 0s: all since the start.  [default: 2s]",
 )
 @click.option("--follow", is_flag=True, help="Continue, and print decisions as they are made.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --follow one object a line.")
+@options.as_json(help="Print JSON; with --follow one object a line.")
 @options.admin_access
 def command(
     *, admin: Address, last: int, over: float, follow: bool, as_json: bool, key_file: Path | None, workload: str | None

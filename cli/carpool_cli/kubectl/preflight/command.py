@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from carpool_cli import options
 from carpool_cli.kubectl.cluster import Cluster, cluster_options, here
 from carpool_cli.kubectl.output import document
 from carpool_cli.kubectl.preflight import checks, scene
@@ -46,7 +47,7 @@ Examples:
 )
 @click.argument("workload", required=False)
 @click.option("--all", "everywhere", is_flag=True, help="Workloads of all namespaces but the system's.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.as_json(help="Print JSON.")
 @cluster_options
 def command(*, workload: str | None, everywhere: bool, as_json: bool) -> None:
     """Find what a sidecar would break or miss, before anything changes: of WORKLOAD (deployment/NAME), or of all.
