@@ -104,6 +104,7 @@ def report_on(recording: Recording, start: float, seconds: float, slo: float) ->
         sent=recording.sent[first:last],
         done=recording.done[first:last],
         status=recording.status[first:last],
+        complained=recording.complained[first:last],
         stalls=[
             stall
             for stall in recording.stalls

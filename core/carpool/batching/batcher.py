@@ -13,7 +13,7 @@ from carpool.batching.admission import AdmissionControl
 from carpool.batching.calls import Calls, latest_end
 from carpool.batching.counters import CANCELLED, Stats
 from carpool.batching.model_state import ModelState
-from carpool.batching.queue_set import ALONE, QueueSet
+from carpool.batching.queue_set import QueueSet
 from carpool.batching.requests import Action, Batch, Estimate, Fault, Refused, Request
 from carpool.batching.slots import Slots
 from carpool.policy.parameters import Parameters

@@ -82,6 +82,7 @@ class Steering:
         for name in self.models.follow(now, policy, met, self.evidence):
             message = "the policy's bounds or SLO moved it"
             self._happenings.note("Applied", name, "PolicyChanged", message, self.models[name])
+        self.trials.forget()
         change = self.publisher.change
         if change is not None and (change.policy != part or policy.tuning.mode is not TuningMode.APPLY):
             self.trials.call_back()

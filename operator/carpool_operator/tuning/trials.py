@@ -183,6 +183,11 @@ class Trials:
         self.call_back()
         self._happenings.note("RolledBack", trial.model, reason, message, learned)
 
+    def forget(self) -> None:
+        """Call back a trial of a model that was forgotten: no pod has reported it for long."""
+        if self.current is not None and self.current.model not in self._models:
+            self.call_back()
+
     def call_back(self) -> None:
         """End a trial without a result: publish the common parameters again, newer than the canaries'."""
         if self.current is not None:

@@ -189,7 +189,9 @@ def test_a_report_on_a_part_has_its_requests_and_its_stalls_only():
         due=[0.0, 1.0, 2.0, 3.0],
         sent=[0.0, 1.0, 2.0, 3.0],
         done=[0.1, 1.5, 2.1, 3.1],
-        status=[200, 200, 503, 200],
+        status=[500, 200, 503, 200],
+        complaints=["at first", "busy"],
+        complained=[1, 0, 2, 0],
         stalls=[Stall(0.2, 0.4), Stall(1.2, 1.22), Stall(1.3, 1.5)],
         cpu_seconds=0.1,
         seconds=4.0,
@@ -198,6 +200,7 @@ def test_a_report_on_a_part_has_its_requests_and_its_stalls_only():
     report = report_on(recording, 1.0, 2.0, 0.25)
     assert (report.requests, report.ok, report.good) == (2, 1, 0)
     assert [round(stall.seconds, 3) for stall in report.stalls] == [0.2]
+    assert report.complaints == {"503": {"busy": 1}}
 
 
 def test_the_rush_is_more_than_one_by_one_and_eight_at_a_time_can_serve():

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Bounds, DurationRange, Tuning, TuningMode
+from carpool_operator.api.spec import Canary
 from carpool_operator.delivery.documents import VALID
 from carpool_operator.tuning.evidence import Gathered
 from carpool_operator.tuning.models import Models
@@ -63,6 +64,24 @@ def test_models_that_callers_make_up_are_bounded_and_forgotten():
         world.step(world.now + 200.0)
     world.run(20, 10)
     assert set(world.controller._steerings[RESNET].models) == {""}
+
+
+def test_a_trial_of_a_model_that_was_forgotten_is_called_back_and_tuning_goes_on():
+    world = World(spec(canary=Canary(min_requests=1_000_000)), pods=3)
+    world.run(600, 8)
+    assert world.status["targets"][0]["models"][0]["trial"]
+    for each in world.pods:
+        each.pod = replace(each.pod, ready=False)
+        each.spoil = lambda report: replace(report, ready=False)
+    for _ in range(5):
+        world.step(world.now + 150.0)
+    again = world.now
+    for each in world.pods:
+        each.pod, each.spoil = replace(each.pod, ready=True), lambda report: report
+    world.run(600, 20, seed=3)
+    steering = world.controller._steerings[RESNET]
+    assert steering.models[""].seen_at > again
+    assert steering.trials.current is None or steering.trials.current.since > again
 
 
 def test_what_was_found_outlasts_a_night_without_pods():
