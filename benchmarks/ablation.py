@@ -265,7 +265,6 @@ RULES: dict[str, Rule] = {
         "where several batches are computed at once, a short wait keeps one of them free",
         {(candidates.Grid, "held"): lambda *_: []},
     ),
-    "more credit": Rule("with twice the credit candidates are looked for again", {(Exploration, "is_richer"): False}),
     "higher load": Rule(
         "at 1.25 times the load candidates are looked for again", {(exploration, "RISE"): float("inf")}
     ),
@@ -280,9 +279,6 @@ RULES: dict[str, Rule] = {
     "misses in bursts": Rule("misses of one burst are one piece of evidence", {(guards, "MissTest"): _one_by_one}),
     "forgiven misses": Rule(
         "after 300 s without misses the margin is one step wider again", {(SafetyMargin, "is_over"): _never}
-    ),
-    "refusing after misses": Rule(
-        "for 10 s after misses requests that are late are refused", {(guards, "BROKEN"): 0.0}
     ),
     "batches of copies": Rule(
         "sizes that the load does not fill are measured with copies", {(plan, "to_measure"): lambda *_: ()}

@@ -89,8 +89,6 @@ class Exploration:
         """By size and batches in flight: when it may be explored again, and the pause after one without a result."""
         self._looked_at = inf
         """Requests per second at the last search for candidates on the way to another setting."""
-        self._looked_with = 0.0
-        """``spare`` at the last search for candidates."""
 
     @property
     def is_under_way(self) -> bool:
@@ -169,17 +167,12 @@ class Exploration:
         self._looked_at = rate if due else self._looked_at
         return due
 
-    @property
-    def is_richer(self) -> bool:
-        """Whether the credit grew enough since the last search for candidates to search again."""
-        return self.spare >= 2 * max(self._looked_with, 1.0) and not self.is_under_way
-
     def look(self, forecaster: Forecaster, best: Assessment, current: Assessment, *, moving: bool, now: float) -> None:
         """Look for a candidate; ``moving``: whether the setting in force changes anyway.
 
         Nothing is explored beside other models, and when nothing changes with headroom: what saves nothing is undone.
         """
-        self.candidate, self._looked_with = None, self.spare
+        self.candidate = None
         situation = forecaster.situation
         if situation.is_crowded or (best.holds_ahead and not moving):
             return

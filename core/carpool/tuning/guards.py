@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 TOO_LATE = (LATE, Refused.LATE, Refused.EXPIRED, Refused.QUEUE_FULL)
 """Misses that other parameters might have avoided; failures and cancellations are not."""
 
-BROKEN = 10.0
-"""Seconds for which requests that would be late are refused after the SLO was missed."""
-
 TIGHTER = 0.9
 """Factor on the SLO's target in forecasts, applied each time there are misses that were not forecast."""
 
@@ -76,7 +73,6 @@ class Guards:
         self.margin = SafetyMargin()
         self.check = ForecastCheck()
         self._misses = MissTest(quantile, bursts=True)
-        self._broken_at = -inf
 
     def follow(self, quantile: float, now: float) -> None:
         """Follow another SLO."""
@@ -93,17 +89,12 @@ class Guards:
         self._misses.restart()
         self.check.changed(now)
 
-    def observe_misses(self, now: float, stats: ModelStats, max_batch: int) -> bool:
+    def observe_misses(self, stats: ModelStats, max_batch: int) -> bool:
         """Count answers of a setting that is forecast to meet the SLO; return whether it clearly misses it."""
         missed = self._misses.observe(stats.hits, late_of(stats), max_batch)
         if missed:
-            self._broken_at = now
             self._misses.restart()
         return missed
-
-    def was_broken(self, now: float) -> bool:
-        """Whether the SLO was missed recently."""
-        return now - self._broken_at < BROKEN
 
     def check_forecast(
         self, observation: Observation, *, model_moved: bool, disturbed: bool, expected_p99: Callable[[], float | None]

@@ -130,9 +130,9 @@ class Plan:
         leaves = choice.target.parameters != parameters and is_gain(self.aim, choice, current)
         # A candidate found on the way that had to wait is still worth exploring.
         moving = exploration.is_due(belief.load.rate, leaves=leaves) or exploration.candidate is not None
-        self.explore(parameters, now, moving=moving)
+        self._explore(parameters, now, moving=moving)
 
-    def explore(self, parameters: Parameters, now: float, *, moving: bool) -> None:
+    def _explore(self, parameters: Parameters, now: float, *, moving: bool) -> None:
         """Look for a setting worth exploring."""
         belief, guards, exploration = self._belief, self._guards, self._exploration
         forecaster, choice, requirements = self.forecaster, self.choice, self._requirements

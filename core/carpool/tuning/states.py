@@ -19,7 +19,7 @@ def state_of(
 ) -> State:  # fmt: skip
     """Return the state.
 
-    ``known``: whether batch latency is; ``sheds``: whether there is a backlog, or the SLO was just missed;
+    ``known``: whether batch latency is; ``sheds``: whether there is a backlog;
     ``cautious``: whether forecasts are made with a margin; ``explores``: whether the setting in force is explored.
     """
     choice = plan.choice

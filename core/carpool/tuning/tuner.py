@@ -93,7 +93,7 @@ class Tuner:
             self._requirements,
             self.plan,
             known=self.belief.in_force is not None,
-            sheds=decision.shed_slo and (self._backlogged() or self._guards.was_broken(self._history.now)),
+            sheds=decision.shed_slo and self._backlogged(),
             cautious=self._guards.margin.factor < 1,
             explores=self._exploration.is_under_way,
         )
@@ -142,8 +142,6 @@ class Tuner:
         if changed:
             belief.put_in_force(self._requirements.limits.max_batch)
             self.plan.make(self.parameters, self._left, history.now)
-        elif self._exploration.is_richer:
-            self.plan.explore(self.parameters, history.now, moving=False)
         # 5. Move.
         decision = self._move(alarmed=alarmed, expelled=expelled, ended=ended)
         self.plan.rest(self.parameters, refine=refine and not changed)
@@ -161,7 +159,7 @@ class Tuner:
         exploration.earn(requirements.budget, stats.hits, late, observation.explorers, self.belief.load.rate)
         current = self.plan.assess(self.parameters)
         promised = current is not None and current.holds_ahead and not backlogged and not requirements.held
-        broken = promised and guards.observe_misses(now, stats, self.parameters.max_batch)
+        broken = promised and guards.observe_misses(stats, self.parameters.max_batch)
         alarmed = broken and guards.margin.more(now, *self.plan.promised(self.parameters))
         if broken:
             exploration.stop()
@@ -267,11 +265,10 @@ class Tuner:
         )
 
     def _sheds_late(self) -> bool:
-        """Whether requests that would miss the SLO are refused: where device time is scarce, or was just now."""
+        """Whether requests that would miss the SLO are refused: where device time is scarce."""
         mode = self._requirements.policy.admission.shed_at
         if mode is ShedAt.AUTOMATIC:
-            scarce = self.plan.is_scarce(self.parameters) or self._backlogged()
-            return not self._requirements.recommends and (scarce or self._guards.was_broken(self._history.now))
+            return not self._requirements.recommends and (self.plan.is_scarce(self.parameters) or self._backlogged())
         return mode is ShedAt.SLO
 
     def _backlogged(self) -> bool:

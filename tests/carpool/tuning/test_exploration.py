@@ -266,14 +266,6 @@ def test_what_all_replicas_save_may_be_spent_by_the_few_that_explore():
     assert canary.spare == pytest.approx(0.01 * SAVED * 100), "no replica is to lose more than one alone may"
 
 
-def test_twice_as_much_to_spend_is_worth_another_look():
-    exploration = Exploration()
-    assert candidate(420, moving=False, spare=10, exploration=exploration) is None
-    assert not exploration.is_richer
-    exploration.spare = 20
-    assert exploration.is_richer
-
-
 def test_candidates_are_looked_for_on_the_way_and_at_a_quarter_more_load():
     exploration = Exploration()
     assert exploration.is_due(100.0, leaves=True)

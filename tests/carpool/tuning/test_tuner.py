@@ -461,7 +461,7 @@ def test_the_safety_margin_has_a_limit_and_is_reduced_when_it_was_not_needed():
     careful = tuner.parameters
     assert cared.p99 < 0.025, "half the SLO"
     assert before.p99 > 0.025
-    assert steps(tuner, late, 10, start=62.0)[-1].state is State.SHEDDING
+    assert steps(tuner, late, 10, start=62.0)[-1].state is State.ROLLED_BACK
     assert steps(tuner, good, 22, start=67.0)[-1].state is State.ROLLED_BACK
     steps(tuner, good, 378, start=78.0)
     assert tuner.parameters == careful  # not at once

@@ -93,7 +93,7 @@ def test_misses_that_no_forecast_explains_are_noticed_in_two_seldom_observations
     decisions = [
         tuner.step(Observation(now=10.0 * (step + 1), seconds=40.0, stats=late, replicas=4)) for step in range(4)
     ]
-    assert decisions[-1].state is State.SHEDDING
+    assert decisions[-1].state is State.ROLLED_BACK
     assert len(tuner._guards.margin._before) == 1, "one step"
     assert tuner._guards.margin.factor < TIGHTER
 
