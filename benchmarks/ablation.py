@@ -272,10 +272,6 @@ RULES: dict[str, Rule] = {
         "a size being measured is taken to be as fast as the next smaller one",
         {(Estimate, "flat_beyond"): lambda self, *_: self},
     ),
-    "proportional below": Rule(
-        "a size below all measured ones is taken to be as fast as it may be",
-        {(Estimate, "proportional_below"): lambda self, *_: self},
-    ),
     "misses in bursts": Rule("misses of one burst are one piece of evidence", {(guards, "MissTest"): _one_by_one}),
     "forgiven misses": Rule(
         "after 300 s without misses the margin is one step wider again", {(SafetyMargin, "is_over"): _never}

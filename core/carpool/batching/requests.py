@@ -270,17 +270,6 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
         buckets = {bucket: each.computed(executors, assumed) for bucket, each in self.buckets.items()}
         return replace(self, executors=executors, assumed=assumed, buckets=buckets)
 
-    def proportional_below(self, measured: int) -> Estimate:
-        """Return the same with times proportional to rows below the smallest ``measured`` size.
-
-        If that is beyond the table, because bounds were narrowed meanwhile: below the largest size in it.
-        """
-        measured = min(measured, len(self.times) - 1)
-        most = self.times[measured]
-        times = tuple(min(time, most * rows / measured) for rows, time in enumerate(self.times[:measured]))
-        buckets = {bucket: each.proportional_below(measured) for bucket, each in self.buckets.items()}
-        return replace(self, times=times + self.times[measured:], buckets=buckets)
-
     def flat_beyond(self, measured: int, target: float) -> Estimate:
         """Return the same with constant times above ``measured``, if the line puts all of them above ``target``.
 

@@ -121,9 +121,6 @@ class Belief:
         if service is None or estimate is None:
             return None
         executors = service.executors_for(parameters.max_in_flight)
-        # A size below all measured ones is chosen because it may be much faster.
-        if parameters.max_batch < service.sizes[0]:
-            estimate = estimate.proportional_below(service.sizes[0])
         if measured is not None:
             estimate = estimate.flat_beyond(measured, target)
         return estimate.computed(executors, assumed=executors - service.executors)

@@ -20,16 +20,6 @@ def test_time_never_falls_beyond_the_table() -> None:
     assert time_of((0.0, 2.0, 1.0), 9) == 1.0
 
 
-def test_optimistic_latencies_of_sizes_below_those_measured_scale_with_their_rows() -> None:
-    short = Estimate((0.0, 0.5, 2.0, 2.5, 3.0, 4.0), (9.0,) * 6)
-    mix = Estimate((0.0, 5.0, 6.0, 7.0, 8.0, 9.0), (9.0,) * 6, executors=2, buckets={4: short})
-    smaller = mix.proportional_below(4)
-    assert smaller.times == (0.0, 2.0, 4.0, 6.0, 8.0, 9.0)
-    # What is believed to be less already stays.
-    assert smaller.buckets[4].times == (0.0, 0.5, 1.5, 2.25, 3.0, 4.0)
-    assert (smaller.upper, smaller.executors) == (mix.upper, 2)
-
-
 def test_sizes_above_those_measured_take_no_longer_where_none_of_them_could_be_in_time() -> None:
     line = Estimate((0.0, 0.033, 0.0495, 0.066), (0.0, 0.034, 0.068, 0.102))
     flat = line.flat_beyond(1, target=0.0435)

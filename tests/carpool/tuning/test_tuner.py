@@ -373,7 +373,6 @@ def test_server_concurrency_8_is_found_within_two_seconds_though_the_first_answe
         Parameters(max_batch=1, max_in_flight=1),
         Parameters(max_batch=1, max_in_flight=4),
     ]
-    assert explored[0].estimate.times[1] == pytest.approx(explored[0].estimate.times[32] / 32)
     assert outcome.summary(1.5).miss_fraction < 0.005
     assert decisions[-1].estimate.executors == 8
 
