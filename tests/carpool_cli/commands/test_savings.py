@@ -119,7 +119,9 @@ def test_a_load_is_needed(carpool, profile):
 
 def test_running_sidecars_bring_their_load_and_what_is_in_force(launched, echo, carpool):
     # An SLO that three pods meet even as slow as a loaded machine makes them: more would be counted for them otherwise.
-    with launched("--upstream", echo, "--slo-p99", "200ms") as up:
+    # And a setting that stays: a tuner may be on its way to another one.
+    fixed = ("--fixed", "--max-batch", 8, "--max-wait", "0s")
+    with launched("--upstream", echo, "--slo-p99", "200ms", *fixed) as up:
         nobody = carpool("savings", up.admin)
         assert nobody.exit_code == 1
         assert "no request that could be batched has come" in nobody.output
