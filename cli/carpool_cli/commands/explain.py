@@ -216,7 +216,7 @@ def _why_early(forecast: Predicted | None, slo: float) -> str:
     if forecast.p99_ahead is None or forecast.p99_ahead > slo:
         return "device time is scarce, without room for 1.25x the load"
     # Rejections outlast their cause: a queue of late requests would make later ones late as well.
-    return "it was just missed, the queue was just too long, or the policy's shedAt is SLO"
+    return "the queue was just too long, or the policy's shedAt is SLO"
 
 
 class Minute(Struct, frozen=True):

@@ -43,10 +43,12 @@ class Verified(StrEnum):
 class Record:
     """The checks of one model version, and the rows that they used."""
 
-    __slots__ = ("checks", "disagreed", "refused", "rows")
+    __slots__ = ("checks", "disagreed", "looks", "refused", "rows")
 
     def __init__(self) -> None:
         self.checks: dict[object, Check] = {}
+        self.looks = 0
+        """Answers that were examined, of all forms: those that were replaced, too."""
         self.rows = 0
         """Rows of trials."""
         self.refused: int | None = None

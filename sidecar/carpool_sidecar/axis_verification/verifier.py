@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 AGREED, DISAGREED, FAILED = "agreed", "disagreed", "failed"
 
-FIRST = 2 * LONE
-"""Answers that were examined after which the tuner no longer waits for batches to be verified."""
+FIRST, FORMS = 2 * LONE, 4
+"""Answers of each form of requests that were examined, of so many forms at most, after which nothing waits any more for
+batches to be verified."""
 
 DEPENDS, UNDIVIDED = "a row's answer depends on its batch", "an answer can't be divided by rows"
 """What a comparison shows."""
@@ -128,8 +129,9 @@ class Verifier:
         """Whether more of a model's requests may soon be merged: its first answers are still being compared."""
         if self.off or not self._policy.idempotent or entry.alone is not None or entry.record.disagreed:
             return False
-        checks = entry.record.checks.values()
-        return bool(checks) and all(not each.verified and each.pace.looks <= FIRST for each in checks)
+        record = entry.record
+        first = FIRST * min(len(record.checks), FORMS)
+        return record.looks < first and not any(each.verified for each in record.checks.values())
 
     def padding(self, entry: Entry) -> str:
         """Return a sentence on whether requests of different lengths share batches; "" without a sequence axis."""
@@ -178,10 +180,13 @@ class Verifier:
     ) -> None:
         """Check a good answer to an unbatched request."""
         now = self._clock()
-        size = parsed.size + len(body)
-        if not check.looks(now) or size > MAX_SAMPLE or self._refuted(entry):
+        if not check.looks(now) or self._refuted(entry):
             return
         check.pace.looked(now, settled=check.settled or not self._policy.idempotent)
+        entry.record.looks += 1
+        size = parsed.size + len(body)
+        if size > MAX_SAMPLE:
+            return
         try:
             portions = [Portion(parsed, 0, parsed.rows)]
             (piece,) = CODECS[parsed.endpoint.protocol].split(portions, headers, body, self._courier.limits)

@@ -153,7 +153,8 @@ class Trials:
 
     def quarantine(self, entry: Entry, *, on: bool) -> None:
         """Stop merging requests of a model, waiting ones included; or allow it again."""
-        self._batcher.model(entry.lane).isolation.quarantined = on
+        isolation = self._batcher.model(entry.lane).isolation
+        isolation.quarantined, isolation.verifies = on, False
 
     def merge(self, entry: Entry, check: Check) -> None:
         """Merge those of a model's requests that wait to be sent alone because ``check`` had not ended."""

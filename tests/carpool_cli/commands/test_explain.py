@@ -80,7 +80,7 @@ def test_utilization_target_and_what_another_objective_would_do_are_shown():
 @pytest.mark.parametrize(
     ("predicted", "says"),
     [
-        (ROOM, "it was just missed, the queue was just too long, or the policy's shedAt is SLO"),
+        (ROOM, "the queue was just too long, or the policy's shedAt is SLO"),
         (replace(ROOM, utilization=0.42), "device time is scarce, more than 30% busy"),
         (PREDICTED, "device time is scarce, without room for 1.25x the load"),
         (replace(ROOM, p99_ahead=0.06), "device time is scarce, without room for 1.25x the load"),

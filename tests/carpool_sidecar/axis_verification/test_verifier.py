@@ -27,6 +27,7 @@ from carpool_sidecar.axis_verification.delays import (
 )
 from carpool_sidecar.axis_verification.record import FREE_ROWS
 from carpool_sidecar.axis_verification.verifier import FIRST as ANSWERS
+from carpool_sidecar.axis_verification.verifier import FORMS
 from carpool_sidecar.dispatch.trials import harms
 from carpool_sidecar.http1.messages import find
 
@@ -726,8 +727,29 @@ async def test_the_tuner_waits_for_no_more_answers_than_a_few(world, served, loa
     assert not sidecar.batcher.grows("m"), "a quick model shows it soon"
     sidecar.batcher.learn("m", Estimate((0.0, SLOW), (0.0, SLOW)), sidecar.clock())
     assert sidecar.batcher.grows("m")
-    check_of(sidecar).pace.looks = ANSWERS + 1
+    (entry,) = sidecar.models
+    entry.record.looks = ANSWERS
     rest += await world.queue(sidecar, lambda: client.predict(b"[1,2,3,2.5]"))
     assert not sidecar.batcher.grows("m")
     world.model.release()
     assert [(await one).status for one in (first, *rest)] == [200, 200, 200]
+
+
+async def test_nothing_waits_for_answers_that_are_too_large_to_be_compared(world, served, load, monkeypatch):
+    monkeypatch.setattr(verifier_module, "MAX_SAMPLE", 10)
+    sidecar, client = await served(LINEAR, parameters=FIXED)
+    await asked(sidecar, client, load)
+    (entry,) = sidecar.models
+    assert sidecar.driver.verifier.goes_on(entry)
+    while entry.record.looks < ANSWERS:  # not all answers are examined
+        await asked(sidecar, client, load, requests=1)
+    assert not sidecar.driver.verifier.goes_on(entry)
+
+
+async def test_requests_of_many_forms_are_waited_for_no_longer_than_those_of_a_few(world, served):
+    sidecar, client = await served(LINEAR, parameters=FIXED)
+    for number in range(FORMS * ANSWERS):
+        assert not number or sidecar.driver.verifier.goes_on(*sidecar.models)
+        body = b'{"instances": [[1, 2, 3, 4]], "signature_name": "%d"}' % number
+        assert (await client.send(b"POST", b"/v1/models/m:predict", body, [])).status == 200
+    assert not sidecar.driver.verifier.goes_on(*sidecar.models)
