@@ -5,13 +5,13 @@ If the gate fails, requests are forwarded as if there were none, and a new one s
 
 from __future__ import annotations
 
+import asyncio
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from carpool.generation.gate import Gate, Limits
 from carpool.generation.requests import Admit, ClassTargets, Slo, State
 from carpool.generation.step_model import StepModel
-from carpool_sidecar.dispatch.alarm import Alarm
 
 if TYPE_CHECKING:
     import logging
@@ -65,7 +65,7 @@ class Gatekeeper:
         self._assumed: dict[int, float] = {}
         """Assumed times of the first tokens of answers that are not streamed, or that hide their text."""
         self._seen = Seen()
-        self._alarm = Alarm(self._look, clock)
+        self._alarm = Alarm(self._look)
         self._restart_at = -inf
         self.configure(policy)
 
@@ -173,7 +173,7 @@ class Gatekeeper:
 
     def close(self) -> None:
         """Stop updating."""
-        self._alarm.stop()
+        self._alarm.cancel()
 
     # The gate
 
@@ -187,6 +187,7 @@ class Gatekeeper:
     def _open(self) -> None:
         """Remove the gate: admit all waiting requests."""
         self.gate = None
+        self._alarm.cancel()
         for waiting in self._admitted.values():
             waiting.ticket.state = State.ENDED  # to the next gate it is nobody's
         self._admitted.clear()
@@ -212,9 +213,7 @@ class Gatekeeper:
             self._log.exception("the gate failed; requests are forwarded without it", extra={"seconds": RESTART})
             self._open()
             return
-        wake = min(wake, now + TICK if gate.meter.streams else inf)
-        if wake < self._alarm.at:
-            self._alarm.set(wake)
+        self._alarm.set(min(wake - now, TICK if gate.meter.streams else inf))
         for action in actions:
             waiting = self._waiting.pop(action.request.key, None)
             if waiting is None:
@@ -264,6 +263,36 @@ class Seen:
         if self.streams:
             return seen * decoding / self.streams
         return decoding * elapsed / max(1e-4, gate.meter.forecast())
+
+
+class Alarm:
+    """A timer that only moves forward to earlier times until it rings."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, delay: float) -> None:
+        """Ring in ``delay`` seconds, or earlier if already set so; ``inf``: don't ring."""
+        if delay == inf:
+            return
+        loop = asyncio.get_running_loop()
+        at = loop.time() + max(0.0, delay)
+        if self._handle is not None:
+            if self._handle.when() <= at:
+                return
+            self._handle.cancel()
+        self._handle = loop.call_at(at, self._rings)
+
+    def cancel(self) -> None:
+        """Stop ringing."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _rings(self) -> None:
+        self._handle = None
+        self._ring()
 
 
 def slo_of(policy: BatchingPolicy) -> Slo | None:
