@@ -14,23 +14,23 @@ class Metric(NamedTuple):
     text: str
 
 
-class Samples:
-    """Adds samples to metrics. ``families``: prometheus_client's, by name."""
+class Families:
+    """Metrics, and how values are added to them. ``by_name``: prometheus_client's families."""
 
-    def __init__(self, families: dict[str, Any]) -> None:
-        self._families = families
+    def __init__(self, by_name: dict[str, Any]) -> None:
+        self._by_name = by_name
 
     def put(self, name: str, value: float, *labels: object) -> None:
         """Add the value of a counter or a gauge."""
-        self._families[name].add_metric([str(label) for label in labels], value)
+        self._by_name[name].add_metric([str(label) for label in labels], value)
 
     def histogram(self, name: str, bounds: tuple[float, ...], counts: list[int], total: float, *labels: str) -> None:
         """Add a histogram: ``counts`` between its bounds, the last beyond them all, and the sum of its values."""
-        self._families[name].add_metric(list(labels), cumulative(bounds, counts), total)
+        self._by_name[name].add_metric(list(labels), cumulative(bounds, counts), total)
 
     def summary(self, name: str, count: int, total: float, *labels: str) -> None:
         """Add a summary: the number of its values, and their sum."""
-        self._families[name].add_metric(list(labels), count, total)
+        self._by_name[name].add_metric(list(labels), count, total)
 
 
 def cumulative(bounds: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:

@@ -57,7 +57,7 @@ def run(profile: DeviceProfile, policy: BatchingPolicy, asked: Asked, plot: Path
     """
     scaler = _manifest(asked)
     rates, described, cv = _load(asked, whole=not scaler.least)
-    situation = assumptions.situation(profile, policy, assumptions.process_of(1.0, cv))
+    situation = replica.situation(profile, policy, assumptions.process_of(1.0, cv))
     found = compared(situation, policy, scaler, rates, cold_start=asked.cold_start, seed=asked.seed)
     least = found[-1].day.replica_hours
     if as_json:

@@ -14,7 +14,7 @@ from carpool.tuning.objective import Aim
 from carpool_cli import options
 from carpool_cli.live.figures import number
 from carpool_cli.options import WithStreams
-from carpool_cli.planning import assumptions
+from carpool_cli.planning import assumptions, replica
 from carpool_cli.planning.recommending import Recommendation, highest_load, recommend
 from carpool_cli.printable import json_of
 from carpool_cli.profiling import device_profile
@@ -92,7 +92,7 @@ def command(
         objective=objective,
         target_utilization=target_utilization,
     )
-    situation = assumptions.situation(profile, policy, process, rows)
+    situation = replica.situation(profile, policy, process, rows)
     found = recommend(situation, profile.largest_safe, aim=Aim.of(policy))
     pasted = _configuration(policy, found, profile.measured or {})
     if as_json:

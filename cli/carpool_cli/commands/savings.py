@@ -11,7 +11,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_cli import options
 from carpool_cli.options import ADDRESS, AGO, Address, is_typed
-from carpool_cli.planning import assumptions
+from carpool_cli.planning import assumptions, replica
 from carpool_cli.planning.money import Price
 from carpool_cli.planning.savings import (
     FOLLOWS,
@@ -206,7 +206,7 @@ def _planned(asked: Asked, path: Path) -> Workload:
         load, process = [Stretch(HOUR, asked.rate)], assumptions.process_of(asked.rate, asked.cv)
     else:
         raise assumptions.no_load()
-    situation = assumptions.situation(profile, policy, process)
+    situation = replica.situation(profile, policy, process)
     return savings(profile.name, situation, policy, load, by_hand=asked.by_hand, price=asked.price)
 
 

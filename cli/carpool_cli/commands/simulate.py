@@ -13,7 +13,7 @@ from carpool.policy.parameters import Parameters
 from carpool.policy.spec import BatchingPolicy, ShedAt
 from carpool_cli import options
 from carpool_cli.options import ADDRESS, DURATION, Address, FiniteRange, WithStreams, is_typed
-from carpool_cli.planning import assumptions
+from carpool_cli.planning import assumptions, replica
 from carpool_cli.planning.recommending import best_for
 from carpool_cli.planning.replaying import How
 from carpool_cli.planning.simulating import Twin, alternatives, distinct, show
@@ -313,7 +313,7 @@ def _compared(
         process = assumptions.burstiness(times)
     else:
         process = assumptions.process_of(len(times) / times[-1], asked.cv)
-    best = best_for(policy, Forecaster(assumptions.situation(profile, policy, process, asked.rows)))
+    best = best_for(policy, Forecaster(replica.situation(profile, policy, process, asked.rows)))
     return distinct(
         [
             *alternatives(asked.rows, policy.limits().max_batch, profile.executors),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import Situation
 from carpool.learning.arrivals import Fitted, Gamma, Poisson, WindowCounts, fitted, until
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.plain import PolicyError
@@ -143,18 +142,6 @@ def device(profile: DeviceProfile, largest_request: int = 1) -> Device:
         executors=profile.executors,
         cv=profile.cv,
         largest=profile.largest_safe,
-    )
-
-
-def situation(profile: DeviceProfile, policy: BatchingPolicy, process: Fitted, rows: float = 1) -> Situation:
-    """Return what is forecast for requests of ``rows`` on a profile's device, by a policy's SLO and bounds."""
-    return Situation(
-        process=process,
-        service=known(profile),
-        target=policy.slo.due,
-        budget=budget(policy),
-        limits=policy.limits(),
-        rows=rows,
     )
 
 

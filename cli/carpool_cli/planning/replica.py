@@ -21,9 +21,14 @@ from carpool.policy.parameters import Parameters
 from carpool.policy.spec import PassThroughMode
 from carpool.tuning.candidates import known_flights, largest_reliable, productive_sizes
 from carpool.tuning.objective import Aim, choose
+from carpool_cli.planning import assumptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+
+    from carpool.learning.arrivals import Fitted
+    from carpool.policy.spec import BatchingPolicy
+    from carpool_cli.profiling.device_profile import DeviceProfile
 
 LOADS = (
     0.01, 0.02, 0.03, 0.045, 0.065, 0.1, 0.14, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.1, 1.3, 1.6,
@@ -34,6 +39,18 @@ LOADS = (
 
 FEW = 4
 """Most loads of a whole fleet that are played in addition: a steady one is not interpolated."""
+
+
+def situation(profile: DeviceProfile, policy: BatchingPolicy, process: Fitted, rows: float = 1) -> Situation:
+    """Return what is forecast for requests of ``rows`` on a profile's device, by a policy's SLO and bounds."""
+    return Situation(
+        process=process,
+        service=assumptions.known(profile),
+        target=policy.slo.due,
+        budget=assumptions.budget(policy),
+        limits=policy.limits(),
+        rows=rows,
+    )
 
 
 class Replica(Struct, frozen=True, rename="camel"):

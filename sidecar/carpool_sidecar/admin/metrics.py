@@ -12,7 +12,7 @@ from carpool.batching.counters import CANCELLED, DURATION_BOUNDS, KIND, ROW_BOUN
 from carpool.batching.requests import Refused
 from carpool_sidecar.generation import metrics as generation
 from carpool_sidecar.jobs import metrics as jobs
-from carpool_sidecar.metric import Metric, Samples
+from carpool_sidecar.metric import Families, Metric
 
 if TYPE_CHECKING:
     from carpool.batching.counters import Stats
@@ -241,23 +241,23 @@ class Collector:
             "histogram": core.HistogramMetricFamily,
             "summary": core.SummaryMetricFamily,
         }
-        families = {
+        by_name = {
             metric.name: kinds[metric.kind](PREFIX + metric.name, metric.text, labels=metric.labels)
             for metric in METRICS
         }
-        samples, stats = Samples(families), self._sidecar.batcher.stats(self._sidecar.clock())
-        self._models(samples, stats)
-        self._others(samples)
-        self._process(samples, stats)
-        generation.fill(samples, self._sidecar.streams)
+        families, stats = Families(by_name), self._sidecar.batcher.stats(self._sidecar.clock())
+        self._models(families, stats)
+        self._others(families)
+        self._process(families, stats)
+        generation.fill(families, self._sidecar.streams)
         if self._sidecar.jobs is not None:
-            jobs.fill(samples, self._sidecar.jobs)
-        return list(families.values())
+            jobs.fill(families, self._sidecar.jobs)
+        return list(by_name.values())
 
-    def _models(self, samples: Samples, stats: Stats) -> None:
+    def _models(self, families: Families, stats: Stats) -> None:
         """Add what is counted by model."""
         put, control, counts, sizes = (
-            samples.put,
+            families.put,
             self._sidecar.control,
             self._sidecar.driver.counts,
             self._batch_sizes(),
@@ -283,11 +283,11 @@ class Collector:
             put("expired", counted.misses.get(Refused.EXPIRED, 0), model)
             put("cancelled", counted.misses.get(CANCELLED, 0), model)
             seconds = counts.duration_seconds.get(model, 0.0)
-            samples.histogram("request_duration_seconds", DURATION_BOUNDS, counted.durations, seconds, model)
-            samples.histogram("request_rows", ROW_BOUNDS, counted.request_rows, counted.rows, model)
-            samples.summary("queue_wait_seconds", counted.dispatched, counted.queue_seconds, model)
+            families.histogram("request_duration_seconds", DURATION_BOUNDS, counted.durations, seconds, model)
+            families.histogram("request_rows", ROW_BOUNDS, counted.request_rows, counted.rows, model)
+            families.summary("queue_wait_seconds", counted.dispatched, counted.queue_seconds, model)
             rows = counts.batch_rows.get(model, 0)
-            samples.histogram("batch_size", SIZE_BOUNDS, sizes.get(model, _NO_SIZES), rows, model)
+            families.histogram("batch_size", SIZE_BOUNDS, sizes.get(model, _NO_SIZES), rows, model)
             for mode, active in (("batching", not state.passing), ("pass-through", state.passing)):
                 put("mode", active, model, mode)
             put("max_batch", state.cap, model)
@@ -301,9 +301,9 @@ class Collector:
             put("forecast_alarm", model in control.decisions.alarms, model)
             put("model_replaced", control.observer.replaced(model), model)
 
-    def _others(self, samples: Samples) -> None:
+    def _others(self, families: Families) -> None:
         """Add what is counted by other labels."""
-        put, sidecar = samples.put, self._sidecar
+        put, sidecar = families.put, self._sidecar
         counts, control = sidecar.driver.counts, sidecar.control
         for name, counted in (
             ("requests", counts.answers),
@@ -328,13 +328,13 @@ class Collector:
             for code, count in forwarded.statuses.items():
                 put("forwarded_requests", count, *path, code)
             put("forwarded_slo_hits", forwarded.hits, *path)
-            samples.histogram(
+            families.histogram(
                 "forwarded_duration_seconds", DURATION_BOUNDS, forwarded.durations, forwarded.seconds, *path
             )
 
-    def _process(self, samples: Samples, stats: Stats) -> None:
+    def _process(self, families: Families, stats: Stats) -> None:
         """Add what is counted of the whole process, and its load."""
-        put, sidecar = samples.put, self._sidecar
+        put, sidecar = families.put, self._sidecar
         batcher, control = sidecar.batcher, sidecar.control
         now = sidecar.streams.added_to(control.load())
         put("utilization_ratio", now.utilization)

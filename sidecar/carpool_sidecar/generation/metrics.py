@@ -10,7 +10,7 @@ from carpool_sidecar.metric import Metric
 
 if TYPE_CHECKING:
     from carpool_sidecar.generation.engine_streams import Streams
-    from carpool_sidecar.metric import Samples
+    from carpool_sidecar.metric import Families
 
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "ttft",
@@ -78,15 +78,15 @@ METRICS = (
 )
 
 
-def fill(samples: Samples, streams: Streams) -> None:
+def fill(families: Families, streams: Streams) -> None:
     """Add the samples."""
-    put = samples.put
+    put = families.put
     for model, counts in streams.models:
         for end, number in counts.ends.items():
             put("generation_requests", number, model, end)
         for name, attribute in _HISTOGRAMS.items():
             histogram = getattr(counts, attribute)
-            samples.histogram(name, BOUNDS, histogram.counts, histogram.seconds, model)
+            families.histogram(name, BOUNDS, histogram.counts, histogram.seconds, model)
         put("prompt_tokens", counts.prompt_tokens, model)
         put("output_tokens", counts.output_tokens, model)
         put("generation_slo_hits", counts.hits, model)

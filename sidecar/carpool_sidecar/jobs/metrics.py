@@ -9,7 +9,7 @@ from carpool_sidecar.metric import Metric
 
 if TYPE_CHECKING:
     from carpool_sidecar.jobs.desk import Desk
-    from carpool_sidecar.metric import Samples
+    from carpool_sidecar.metric import Families
 
 METRICS = (
     Metric("jobs", "gauge", ("state",), "Jobs in the store, by state: queued, running, done, failed, cancelled"),
@@ -22,12 +22,12 @@ METRICS = (
 )
 
 
-def fill(samples: Samples, desk: Desk) -> None:
+def fill(families: Families, desk: Desk) -> None:
     """Add the present values."""
     totals = desk.store.totals
     for state in State:
-        samples.put("jobs", totals[state], state)
-    samples.put("jobs_batch_lines", totals["lines"])
-    samples.put("jobs_bytes", totals["bytes"])
-    samples.put("jobs_in_flight", len(desk.runner.flights))
-    samples.put("jobs_limit", desk.runner.headroom.limit)
+        families.put("jobs", totals[state], state)
+    families.put("jobs_batch_lines", totals["lines"])
+    families.put("jobs_bytes", totals["bytes"])
+    families.put("jobs_in_flight", len(desk.runner.flights))
+    families.put("jobs_limit", desk.runner.headroom.limit)

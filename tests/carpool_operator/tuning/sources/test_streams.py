@@ -22,6 +22,7 @@ from carpool_sidecar.admin.metrics import PREFIX
 from carpool_sidecar.generation.engine_streams import Streams
 from carpool_sidecar.generation.metrics import METRICS, fill
 from carpool_sidecar.generation.reporting import report_of
+from carpool_sidecar.metric import Families
 
 KINDS = {
     "counter": core.CounterMetricFamily,
@@ -49,7 +50,7 @@ class Sidecar:
 
     def collect(self):
         families = {each.name: KINDS[each.kind](PREFIX + each.name, each.text, labels=each.labels) for each in METRICS}
-        fill(families, self.streams)
+        fill(Families(families), self.streams)
         return list(families.values())
 
     def scrape(self):
