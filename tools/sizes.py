@@ -40,7 +40,7 @@ LARGER: dict[tuple[str, str], int] = {
     ("carpool/generation/requests.py", "Request: class attributes"): 13,
     # Found larger when the limits came to be everywhere.
     ("carpool_sidecar/axis_verification/check.py", "Check: class attributes"): 14,
-    ("carpool_sidecar/axis_verification/verifier.py", "Verifier: class lines"): 336,
+    ("carpool_sidecar/axis_verification/verifier.py", "Verifier: class lines"): 338,
     ("carpool_sidecar/generation/engine_streams.py", "Streams: class attributes"): 14,
     ("carpool_sidecar/generation/stream.py", "Stream: class attributes"): 19,
     ("carpool_sidecar/http1/client/calls.py", "Call: class attributes"): 16,

@@ -92,11 +92,14 @@ class Calls:
         """Learn from a first answer; return whether its call was clearly not slow as the first of its size."""
         request = batch.slices[0][0]
         queues, verifies = self._queues.of(batch.state), batch.state.isolation.verifies
-        usual = next((one.rows for queue in queues for one in queue), request.rows)
+        requests = len(batch.slices)
+        if verifies and request.shadow:
+            # A trial shows what as many rows of those that wait would take.
+            requests = batch.rows // next((one.rows for queue in queues for one in queue), batch.rows)
+            if requests < 2:
+                return False
         quick = first.answered(
-            batch.in_flight, now - batch.dispatched,
-            # A trial shows what as many rows of callers' requests would take.
-            max(batch.rows // usual, 1) if verifies and request.shadow else len(batch.slices),
+            batch.in_flight, now - batch.dispatched, requests, alone=verifies,
             waiting=max((queue.rows for queue in queues if queue.splits or verifies), default=0),
             due=request.due - request.arrived, cold=batch.cold,
         )  # fmt: skip

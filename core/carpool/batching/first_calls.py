@@ -55,11 +55,13 @@ class FirstCalls:
         waiting: int = 0,
         due: float = inf,
         cold: bool = False,
+        alone: bool = False,
     ) -> bool:
         """Count an answer; ``in_flight``: calls under way when its call was sent, itself included.
 
         ``waiting``: requests that could share a call, each to be answered ``due`` seconds after it came. ``cold``: the
-        call was the first of its size. Returns whether it was clearly not slow for that.
+        call was the first of its size. ``alone``: none may share one yet. Returns whether it was clearly not slow for
+        being the first.
         """
         # Those of other models are among them. Only more of its own show what more do: at most as many as it may have.
         calls = 1 << (min(in_flight, self.allowed) - 1).bit_length()
@@ -76,7 +78,7 @@ class FirstCalls:
         self._answers[calls] = count, total = count + 1, total + seconds
         if self.merges or calls < self.allowed or count < (ENOUGH if calls > 1 else ENOUGH / 2):
             return False
-        if self.shares == 2:
+        if self.shares == 2 and not alone:
             return False  # two that wait share the next call: that shows more
         known = [took / n for fewer, (n, took) in self._answers.items() if fewer < calls and n >= ENOUGH / 2]
         self.merges = total > LONGER * count * min(known, default=inf)

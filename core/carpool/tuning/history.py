@@ -16,7 +16,7 @@ class History:
     def __init__(self) -> None:
         self.now = -inf
         """Time of the last observation."""
-        self.started_at: float | None = None
+        self.started_at = inf
         self.changed_at = -inf
         """Time of the last change of parameters."""
         self.requests = 0
@@ -26,7 +26,7 @@ class History:
     def observe(self, now: float, arrivals: int) -> None:
         """Note an observation."""
         self.now = now
-        if self.started_at is None:
+        if self.started_at == inf:
             self.started_at = self.changed_at = now
         if arrivals:
             self.last_arrival = now
@@ -44,7 +44,7 @@ class History:
     @property
     def is_silent(self) -> bool:
         """Whether no request has come for so long that there is no load."""
-        return self.now - self.last_arrival > SILENCE
+        return self.now - max(self.last_arrival, self.started_at) > SILENCE
 
     @property
     def silence(self) -> str:
@@ -52,8 +52,3 @@ class History:
         if self.last_arrival == -inf:
             return "no request yet"
         return f"no request for {format_seconds(round(self.now - self.last_arrival, 1))}"
-
-    @property
-    def is_quiet_from_the_start(self) -> bool:
-        """Whether no request has come for as long since the start."""
-        return self.now - max(self.last_arrival, self.now if self.started_at is None else self.started_at) > SILENCE

@@ -116,19 +116,14 @@ class Tuner:
         self.plan.aim = Aim.of(policy, belief.load.error)
         history.requests += stats.arrivals
         if belief.service is None:
-            if history.is_quiet_from_the_start:
+            if history.is_silent:
                 return self._keep(Reason.NO_TRAFFIC, history.silence)
             return self._keep(Reason.TOO_FEW_SAMPLES, "no batch has been measured yet")
-        if belief.load.process is None or history.is_silent:
+        if belief.load.process is None or history.is_silent or observation.growing:
             belief.put_in_force(self._requirements.limits.max_batch)
             self.plan.choice = None  # the choice for an earlier load is void
-            return self._idle()
-        if observation.growing:
-            belief.put_in_force(self._requirements.limits.max_batch)
-            self.plan.choice = None
-            return self._keep(
-                Reason.TOO_FEW_SAMPLES, "requests wait, and the next answers show what larger batches take"
-            )
+            growing = "requests wait, and the next answers show what larger batches take"
+            return self._keep(Reason.TOO_FEW_SAMPLES, growing) if observation.growing else self._idle()
         if any(moved) or belief.is_another_model():
             self._begin_epoch()
         # 3. Is the forecast contradicted?

@@ -129,9 +129,8 @@ class Verifier:
         """Whether more of a model's requests may soon be merged: its first answers are still being compared."""
         if self.off or not self._policy.idempotent or entry.alone is not None or entry.record.disagreed:
             return False
-        record = entry.record
-        first = FIRST * min(len(record.checks), FORMS)
-        return record.looks < first and not any(each.verified for each in record.checks.values())
+        record, forms = entry.record, min(len(entry.record.checks), FORMS)
+        return record.looks < FIRST * forms and not any(each.verified for each in record.checks.values())
 
     def padding(self, entry: Entry) -> str:
         """Return a sentence on whether requests of different lengths share batches; "" without a sequence axis."""
@@ -184,8 +183,7 @@ class Verifier:
             return
         check.pace.looked(now, settled=check.settled or not self._policy.idempotent)
         entry.record.looks += 1
-        size = parsed.size + len(body)
-        if size > MAX_SAMPLE:
+        if (size := parsed.size + len(body)) > MAX_SAMPLE:
             return
         try:
             portions = [Portion(parsed, 0, parsed.rows)]

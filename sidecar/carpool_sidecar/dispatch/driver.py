@@ -101,7 +101,8 @@ class Driver:
         state = self.batcher.model(entry.lane)
         # 1. Decide whether it may be merged.
         mergeable, key, check = self._merging.key(exchange, entry, parsed, state)
-        state.isolation.verifies = not mergeable and check is not None and self.verifier.goes_on(entry)
+        if parsed.alone is None:
+            state.isolation.verifies = not mergeable and self.verifier.goes_on(entry)
         entry.headers.requests += 1
         if facts.key != entry.headers.key:
             self._merging.note_fragments(entry, facts.key)

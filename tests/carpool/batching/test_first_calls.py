@@ -242,6 +242,21 @@ def test_the_first_of_a_size_is_evidence_only_if_it_is_quick():
     assert not calls.answered(1, 5.0, 4, cold=True)
 
 
+@pytest.mark.parametrize(("alone", "allowed"), [(True, 8), (False, 1)])
+def test_while_none_may_share_a_call_yet_more_calls_are_tried(alone, allowed):
+    calls = FirstCalls(8)
+    for in_flight in (1, 1, *4 * [2], *4 * [4]):
+        calls.answered(in_flight, 0.4, waiting=20, due=2.0, alone=alone)
+    assert (calls.allowed, calls.merges) == (allowed, False)
+
+
+def test_a_trial_shows_how_many_may_share_a_call():
+    calls = FirstCalls(1)
+    calls.answered(1, 0.4, waiting=20, due=2.0, alone=True)
+    assert calls.answered(1, 0.6, 8, waiting=20, due=2.0, cold=True, alone=True)
+    assert (calls.shares, calls.merges) == (16, False)
+
+
 @pytest.mark.parametrize("seed", [1, 3, 7])
 @pytest.mark.parametrize(
     ("fixed", "row", "slo", "rate"),

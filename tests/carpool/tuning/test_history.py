@@ -18,10 +18,9 @@ def test_silence_is_half_a_minute_without_an_arrival():
 
 def test_before_the_first_arrival_it_counts_from_the_start():
     quiet = observed((100.0, 0), (110.0, 0))
-    assert quiet.is_silent
-    assert not quiet.is_quiet_from_the_start
+    assert not quiet.is_silent
     assert quiet.silence == observed((100.0, 0)).silence == "no request yet"
-    assert observed((100.0, 0), (100.5 + SILENCE, 0)).is_quiet_from_the_start
+    assert observed((100.0, 0), (100.5 + SILENCE, 0)).is_silent
 
 
 def test_time_and_requests_count_from_the_last_change():
