@@ -93,10 +93,10 @@ class Calls:
         request = batch.slices[0][0]
         queues, verifies = self._queues.of(batch.state), batch.state.isolation.verifies
         requests = len(batch.slices)
-        if verifies and request.shadow:
-            # A trial shows what as many rows of those that wait would take.
+        if request.shadow:
+            # A trial shows what as many rows of those that wait would take; other copies show nothing.
             requests = batch.rows // next((one.rows for queue in queues for one in queue), batch.rows)
-            if requests < 2:
+            if requests < 2 or not verifies:
                 return False
         quick = first.answered(
             batch.in_flight, now - batch.dispatched, requests, alone=verifies,

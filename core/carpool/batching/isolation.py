@@ -35,7 +35,7 @@ class Isolation:
         self.quarantined = False
         """Whether nothing is batched: the model does not answer by rows."""
         self.verifies = False
-        """Whether the next answers may show that requests which are sent alone can be batched; as of the last one."""
+        """Whether the next answers may show that requests sent alone can be batched; set when a request comes."""
         self.keys: dict[Hashable, RetryBudget] = {}
         """Batch keys with failing requests, the latest last."""
         self.suspects = Suspects()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from batchers import batches, request, send
 from msgspec.structs import replace
 
 from carpool.batching.batcher import Batcher
@@ -248,6 +249,22 @@ def test_while_none_may_share_a_call_yet_more_calls_are_tried(alone, allowed):
     for in_flight in (1, 1, *4 * [2], *4 * [4]):
         calls.answered(in_flight, 0.4, waiting=20, due=2.0, alone=alone)
     assert (calls.allowed, calls.merges) == (allowed, False)
+
+
+@pytest.mark.parametrize(("verifies", "counted"), [(True, 2), (False, 1)])
+def test_copies_of_requests_count_only_as_trials_and_while_callers_wait(verifies, counted):
+    batcher = first()
+    state = batcher.model("m")
+    (warm,) = batches(send(batcher, 0.0, request(rows=8, mergeable=False, shadow=True)))
+    batcher.complete(warm, 0.6)
+    assert state.first_calls.since == 0, "nobody waits"
+    (single,) = batches(send(batcher, 1.0, request(1.0, slo=2.0)))
+    batcher.complete(single, 1.4)
+    (copies,) = batches(send(batcher, 2.0, request(2.0, rows=8, mergeable=False, shadow=True)))
+    send(batcher, 2.0, request(2.0, slo=9.0, key=None, mergeable=False))
+    state.isolation.verifies = verifies
+    batcher.complete(copies, 2.6)
+    assert state.first_calls.since == counted
 
 
 def test_a_trial_shows_how_many_may_share_a_call():
