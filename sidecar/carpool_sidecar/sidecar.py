@@ -58,7 +58,7 @@ DELAYED = (LATE, Refused.LATE, Refused.QUEUE_FULL, Refused.EXPIRED)
 class Sidecar:
     """One sidecar on the running loop. ``start``, then ``drain`` and ``close``."""
 
-    clock = staticmethod(monotonic)
+    clock = staticmethod(monotonic)  # seconds, of no particular origin
 
     def __init__(
         self,

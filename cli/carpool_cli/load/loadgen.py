@@ -11,6 +11,7 @@ import asyncio
 import math
 import signal
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
@@ -100,7 +101,7 @@ async def when_due(due: Sequence[float], started: float) -> AsyncIterator[int]:
             await asyncio.sleep(0)  # when behind, let answers arrive
 
 
-class OnTime:
+class OnTime(ABC):
     """Sends requests when they are ``due`` (seconds from the start), in a task that ``stop`` ends early."""
 
     def __init__(self, due: Sequence[float]) -> None:
@@ -119,9 +120,9 @@ class OnTime:
             self._stopped_at = self.now()
             self._sending.cancel()
 
+    @abstractmethod
     async def _send_all(self) -> None:
         """Send everything, and wait for the answers."""
-        raise NotImplementedError
 
     async def _watched(self) -> tuple[list[Stall], float, float]:
         """Send everything; return this host's pauses meanwhile, and the seconds of CPU time and of wall time."""
