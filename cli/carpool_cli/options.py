@@ -133,7 +133,7 @@ class ShapeType(click.ParamType[tuple[int, ...]]):
             shape = tuple(int(part) for part in value.split(",") if part)
         except ValueError:
             shape = (0,)
-        if any(dim < 1 for dim in shape):
+        if any(dim < 1 for dim in shape) or (value and not shape):
             self.fail(f"{value!r}: write the shape of one row, e.g. 16 or 3,224,224", param, ctx)
         return shape
 

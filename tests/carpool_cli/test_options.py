@@ -62,9 +62,10 @@ def test_an_address_is_read_as_it_is_written():
 def test_shapes_and_dims():
     assert SHAPE.convert("3,224", None, None) == (3, 224)
     assert DIMS.convert("sequence=128", None, None) == ("sequence", 128)
-    for kind, text in ((SHAPE, "3,x"), (SHAPE, "0"), (DIMS, "=3"), (DIMS, "a=b"), (DIMS, "a=²"), (DIMS, "a=0")):
-        with pytest.raises(click.BadParameter):
-            kind.convert(text, None, None)
+    for kind, texts in ((SHAPE, ("3,x", "0", ",")), (DIMS, ("=3", "a=b", "a=²", "a=0"))):
+        for text in texts:
+            with pytest.raises(click.BadParameter):
+                kind.convert(text, None, None)
 
 
 def test_what_is_missing_names_its_extra():

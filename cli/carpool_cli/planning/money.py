@@ -9,7 +9,7 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from carpool_cli.answers import BadFile
+from carpool_cli.answers import BadFile, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,11 +42,10 @@ def read_prices(path: Path) -> list[NodePrice]:
 
     Raises ``BadFile`` naming it.
     """
+    text = read_text(path)
     try:
-        found = msgspec.convert(yaml.safe_load(path.read_text("utf-8")), list[NodePrice])
-    except OSError as error:
-        raise BadFile(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+        found = msgspec.convert(yaml.safe_load(text), list[NodePrice])
+    except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
         raise BadFile(
             f"{path}: {error}: write a list such as `- {{labels: {{nvidia.com/gpu.product: A100}}, gpuHour: 2.50}}`"
         ) from None

@@ -86,6 +86,9 @@ def test_a_replica_costs_what_the_nodes_of_its_pods_do(kubectl, tmp_path):
     for text in ("{", "[" * 100_000):
         prices.write_text(text)
         assert kubectl.run(*asked).exit_code == 2
+    prices.write_bytes(b"- \xff")
+    latin = kubectl.run("savings", "--prices", str(prices))
+    assert "prices.yaml: byte 3 is not UTF-8: save the file as UTF-8" in latin.output
     missing = kubectl.run("savings", "--prices", "nowhere.yaml")
     assert (missing.exit_code, missing.output) == (2, "Error: nowhere.yaml: No such file or directory\n")
     for nothing in ("0", "-1", ".inf", ".nan"):
