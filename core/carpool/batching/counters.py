@@ -63,12 +63,19 @@ KIND = Sample._fields[:4]
 class Cell:
     """The sums of a ``Sample``, as they are counted."""
 
-    __slots__ = ("batches", "busy", "busy_squared")
+    __slots__ = ("batches", "busy", "busy_squared", "executors")
 
-    def __init__(self) -> None:
+    def __init__(self, executors: int) -> None:
+        self.executors = executors
         self.batches = 0
         self.busy = 0.0
         self.busy_squared = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a batch."""
+        self.batches += 1
+        self.busy += seconds
+        self.busy_squared += seconds * seconds
 
 
 ALL = -1
@@ -219,8 +226,8 @@ class Counters:
     """One model's counters as the hot path increments them. What is counted only grows."""
 
     __slots__ = (
-        "_window", "_window_arrivals", "arrivals", "arrivals_squared", "batchable", "bisections", "cells", "cold",
-        "dispatched", "durations", "excess", "excess_until", "gaps_squared", "hits", "limited", "limited_rows",
+        "_cells", "_kinds", "_window", "_window_arrivals", "arrivals", "arrivals_squared", "batchable", "bisections",
+        "cold", "dispatched", "durations", "excess", "excess_until", "gaps_squared", "hits", "limited", "limited_rows",
         "misses", "queue_seconds", "recent", "request_rows", "rows", "served", "stalled", "windows",
     )  # fmt: skip
 
@@ -230,7 +237,8 @@ class Counters:
         self.limited = self.limited_rows = self.cold = self.stalled = self.bisections = 0
         self.gaps_squared = self.queue_seconds = 0.0
         self.misses: dict[str, int] = {}
-        self.cells: dict[tuple[int, int, int, int], Cell] = {}
+        self._cells: dict[tuple[int, int, int], list[Cell]] = {}
+        self._kinds = 0
         self.durations = [0] * (len(DURATION_BOUNDS) + 1)
         self.request_rows = [0] * (len(ROW_BOUNDS) + 1)
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_ARRIVALS)
@@ -281,16 +289,21 @@ class Counters:
         """Count a refusal; the parameters are not to blame when a request would be late behind a cold batch."""
         self.missed(COLD if reason == Refused.LATE and now < self.excess_until else reason)
 
-    def sample(self, key: tuple[int, int, int, int], seconds: float) -> None:
-        """Count a batch's service time, ``key`` as ``KIND``; beyond ``MAX_CELLS`` kinds, no new one is counted."""
-        cell = self.cells.get(key)
-        if cell is None:
-            if len(self.cells) >= MAX_CELLS:
-                return
-            cell = self.cells[key] = Cell()
-        cell.batches += 1
-        cell.busy += seconds
-        cell.busy_squared += seconds * seconds
+    def cells(self, bucket: int, rows: int, in_flight: int) -> list[Cell]:
+        """Return what to count batches of a kind in: as observed; with others in flight, of those that overtook one, too.
+
+        Then one for each of ``SUPPOSED`` below ``in_flight``. None at all for a new kind beyond ``MAX_CELLS``.
+        """
+        key = bucket, rows, in_flight
+        found = self._cells.get(key)
+        if found is None:
+            others = [in_flight, *(servers for servers in SUPPOSED if servers < in_flight)] if in_flight > 1 else []
+            found = [Cell(executors) for executors in (0, *others)]
+            if self._kinds + len(found) > MAX_CELLS:
+                return []
+            self._kinds += len(found)
+            self._cells[key] = found
+        return found
 
     def snapshot(self, now: float) -> ModelStats:
         """Copy the counters; the squares do not include the unfinished window."""
@@ -302,7 +315,12 @@ class Counters:
             misses=dict(self.misses),
             durations=list(self.durations),
             request_rows=list(self.request_rows),
-            cells=[(*key, cell.batches, cell.busy, cell.busy_squared) for key, cell in self.cells.items()],
+            cells=[
+                (*key, cell.executors, cell.batches, cell.busy, cell.busy_squared)
+                for key, cells in self._cells.items()
+                for cell in cells
+                if cell.batches
+            ],
         )
 
     def _close_window(self, window: int) -> None:

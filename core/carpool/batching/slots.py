@@ -8,7 +8,6 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
 
-from carpool.batching.counters import SUPPOSED
 from carpool.batching.requests import Batch, time_of
 
 if TYPE_CHECKING:
@@ -184,17 +183,16 @@ class Slots:
         The n-th batch sent to a server that computes e at once began when n - e of those before it had completed. If
         fewer have, e is refuted, and the time counts as zero.
         """
-        counters, taken = batch.state.counters, batch.in_flight
-        counters.sample((batch.bucket, batch.rows, taken, 0), now - batch.dispatched)
-        if taken == 1:
+        taken, seconds = batch.in_flight, now - batch.dispatched
+        cells = batch.state.counters.cells(batch.bucket, batch.rows, taken)
+        if not cells:
             return
-        completions = self._completions
+        cells[0].add(seconds)
         since = self._completed - batch.completed_before
         if since < taken - 1:
-            counters.sample((batch.bucket, batch.rows, taken, taken), now - batch.dispatched)
-        for servers in SUPPOSED:
-            if servers >= taken:
-                return
-            before = taken - servers
-            seconds = now - completions[before - since - 1] if before <= since <= len(completions) else 0.0
-            counters.sample((batch.bucket, batch.rows, taken, servers), seconds)
+            cells[1].add(seconds)
+        completions = self._completions
+        for cell in cells[2:]:
+            before = taken - cell.executors
+            known = before <= since <= len(completions)
+            cell.add(now - completions[before - since - 1] if known else 0.0)

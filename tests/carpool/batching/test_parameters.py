@@ -94,11 +94,11 @@ def test_samples_are_cold_first_then_by_rows_and_in_flight_and_never_stalled() -
         to.complete(two, start + 0.2)
     counters = to.model("m").counters
     assert (counters.cold, counters.stalled) == (1, 1)
-    seen = {key[:3]: cell for key, cell in counters.cells.items() if key[3] == 0}
-    assert {key: cell.batches for key, cell in seen.items()} == {(0, 1, 1): 1, (0, 1, 2): 3}
-    assert seen[0, 1, 2].busy == pytest.approx(0.6)
+    seen = {sample[:4]: sample for sample in counters.snapshot(9.0).samples()}
+    assert {kind[:3]: sample.batches for kind, sample in seen.items() if kind[3] == 0} == {(0, 1, 1): 1, (0, 1, 2): 3}
+    assert seen[0, 1, 2, 0].busy == pytest.approx(0.6)
     # At server concurrency 1 the second would have begun when the first was done: 0.1 s each, not 0.2.
-    assert counters.cells[0, 1, 2, 1].busy == pytest.approx(0.3)
+    assert seen[0, 1, 2, 1].busy == pytest.approx(0.3)
     assert to.stats(9.0).device_busy == pytest.approx(0.6)
 
 
@@ -108,8 +108,8 @@ def test_a_batch_that_is_answered_before_one_sent_earlier_is_counted() -> None:
     to.complete(one, 0.1)
     to.complete(three, 0.2)
     to.complete(two, 0.3)
-    overtook = {key: cell for key, cell in to.model("m").counters.cells.items() if key[2] == key[3]}
-    assert {key: cell.batches for key, cell in overtook.items()} == {(0, 1, 3, 3): 1}
+    samples = to.model("m").counters.snapshot(0.3).samples()
+    assert {kind[:4]: kind.batches for kind in samples if kind.in_flight == kind.executors} == {(0, 1, 3, 3): 1}
 
 
 def test_sizes_seen_are_bounded() -> None:

@@ -252,9 +252,10 @@ async def test_a_model_that_became_another_costs_no_other_what_was_learned(world
     sidecar, client = await world.start(**TUNED)
     control, batcher = sidecar.control, sidecar.batcher
     for model in ("m", "n"):
-        counters = batcher.model(model).counters
+        batcher.model(model)
         async with asyncio.timeout(60):
-            while not counters.cells:  # the first of its size is cold, and what a pause of this host spoils no sample
+            # The first of its size is cold, and what a pause of this host spoils is no sample.
+            while not batcher.stats(sidecar.clock()).models[model].cells:
                 await client.predict(b"1", model=model)
     for model in ("m", "n"):
         control._heard(Decided(model, decision(4), control.observer.generation("m")))
