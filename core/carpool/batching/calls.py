@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from carpool.batching.bisection import judge, next_part
 from carpool.batching.queue_set import ALONE, QueueSet
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WRONG_ROWS = Fault(FaultKind.ROWS)
 """The fault of an answer to several requests, when the model is known by then not to answer by rows."""
 
-UNFORESEEN = 0.001
+UNFORESEEN: Final = 0.001
 """If a batch ends so many seconds off its forecast, the batches behind it are forecast again."""
 
 TICK = 1 / 64

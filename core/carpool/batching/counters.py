@@ -9,26 +9,26 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from carpool.batching.requests import Refused
 from carpool.policy.plain import MutableCamel
 
-WINDOW = 0.1
+WINDOW: Final = 0.1
 """Seconds of one arrival-count window: long against a service time, short against a change of load."""
 
 SUPPOSED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Server concurrencies that service times are counted for; finer steps would not change a decision."""
 
-DURATION_BOUNDS = tuple(0.0005 * 2 ** (step / 4) for step in range(65))
+DURATION_BOUNDS: Final = tuple(0.0005 * 2 ** (step / 4) for step in range(65))
 """Upper bounds (seconds) of the duration histogram: 0.5 ms to 32 s, a factor of 1.19 apart."""
 
-ROW_BOUNDS = tuple(2**power for power in range(16))
+ROW_BOUNDS: Final = tuple(2**power for power in range(16))
 """Upper bounds of the histogram of rows per request: 1, 2, 4, ... 32,768."""
 
 RECENT_ARRIVALS = 4096
 
-LONGEST_GAP = 10.0
+LONGEST_GAP: Final = 10.0
 """Seconds from which a gap between arrivals is not counted: it was a pause, and would outweigh all others."""
 
 MAX_CELLS = 16_384
@@ -76,6 +76,41 @@ class Cell:
         self.batches += 1
         self.busy += seconds
         self.busy_squared += seconds * seconds
+
+
+class Cells:
+    """A model's cells: look-ups take most of the time, so there is one for each batch, not one for each cell."""
+
+    __slots__ = ("_by_kind", "_count")
+
+    def __init__(self) -> None:
+        self._by_kind: dict[tuple[int, int, int], list[Cell]] = {}
+        self._count = 0
+
+    def of(self, bucket: int, rows: int, in_flight: int) -> list[Cell]:
+        """Return the cell of times as observed; beside other batches, also that of those that overtook one ...
+
+        ... and one for each of ``SUPPOSED`` below ``in_flight``. None at all for a new kind beyond ``MAX_CELLS``.
+        """
+        kind = bucket, rows, in_flight
+        found = self._by_kind.get(kind)
+        if found is None:
+            others = [in_flight, *(servers for servers in SUPPOSED if servers < in_flight)] if in_flight > 1 else []
+            found = [Cell(executors) for executors in (0, *others)]
+            if self._count + len(found) > MAX_CELLS:
+                return []
+            self._count += len(found)
+            self._by_kind[kind] = found
+        return found
+
+    def samples(self) -> list[tuple[int, int, int, int, int, float, float]]:
+        """List what was counted, as ``Sample``."""
+        return [
+            (*kind, cell.executors, cell.batches, cell.busy, cell.busy_squared)
+            for kind, cells in self._by_kind.items()
+            for cell in cells
+            if cell.batches
+        ]
 
 
 ALL = -1
@@ -172,12 +207,12 @@ class Stats(MutableCamel, rename="camel"):
         return others, self.device_busy * others / whole if whole else 0.0
 
 
-LATE = "late"
-COLD = "cold"
+LATE: Final = "late"
+COLD: Final = "cold"
 """Late, or refused as late, behind a slow first batch of its size: not caused by the parameters."""
-FAILED = "failed"
-REJECTED = "rejected"
-CANCELLED = "cancelled"
+FAILED: Final = "failed"
+REJECTED: Final = "rejected"
+CANCELLED: Final = "cancelled"
 CALLERS = frozenset({REJECTED, CANCELLED})
 """Outcomes that the caller caused: they are not SLO misses."""
 
@@ -226,8 +261,8 @@ class Counters:
     """One model's counters as the hot path increments them. What is counted only grows."""
 
     __slots__ = (
-        "_cells", "_kinds", "_window", "_window_arrivals", "arrivals", "arrivals_squared", "batchable", "bisections",
-        "cold", "dispatched", "durations", "excess", "excess_until", "gaps_squared", "hits", "limited", "limited_rows",
+        "_window", "_window_arrivals", "arrivals", "arrivals_squared", "batchable", "bisections", "cells", "cold",
+        "dispatched", "durations", "excess", "excess_until", "gaps_squared", "hits", "limited", "limited_rows",
         "misses", "queue_seconds", "recent", "request_rows", "rows", "served", "stalled", "windows",
     )  # fmt: skip
 
@@ -237,8 +272,7 @@ class Counters:
         self.limited = self.limited_rows = self.cold = self.stalled = self.bisections = 0
         self.gaps_squared = self.queue_seconds = 0.0
         self.misses: dict[str, int] = {}
-        self._cells: dict[tuple[int, int, int], list[Cell]] = {}
-        self._kinds = 0
+        self.cells = Cells()
         self.durations = [0] * (len(DURATION_BOUNDS) + 1)
         self.request_rows = [0] * (len(ROW_BOUNDS) + 1)
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_ARRIVALS)
@@ -289,22 +323,6 @@ class Counters:
         """Count a refusal; the parameters are not to blame when a request would be late behind a cold batch."""
         self.missed(COLD if reason == Refused.LATE and now < self.excess_until else reason)
 
-    def cells(self, bucket: int, rows: int, in_flight: int) -> list[Cell]:
-        """Return what to count batches of a kind in: as observed; with others in flight, of those that overtook one, too.
-
-        Then one for each of ``SUPPOSED`` below ``in_flight``. None at all for a new kind beyond ``MAX_CELLS``.
-        """
-        key = bucket, rows, in_flight
-        found = self._cells.get(key)
-        if found is None:
-            others = [in_flight, *(servers for servers in SUPPOSED if servers < in_flight)] if in_flight > 1 else []
-            found = [Cell(executors) for executors in (0, *others)]
-            if self._kinds + len(found) > MAX_CELLS:
-                return []
-            self._kinds += len(found)
-            self._cells[key] = found
-        return found
-
     def snapshot(self, now: float) -> ModelStats:
         """Copy the counters; the squares do not include the unfinished window."""
         window = int(now / WINDOW)
@@ -315,12 +333,7 @@ class Counters:
             misses=dict(self.misses),
             durations=list(self.durations),
             request_rows=list(self.request_rows),
-            cells=[
-                (*key, cell.executors, cell.batches, cell.busy, cell.busy_squared)
-                for key, cells in self._cells.items()
-                for cell in cells
-                if cell.batches
-            ],
+            cells=self.cells.samples(),
         )
 
     def _close_window(self, window: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from carpool.batching.queues import Queue
 from carpool.batching.recent_keys import MOSTLY
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from carpool.batching.model_state import ModelState
 
-ALONE = object()
+ALONE: Final = object()
 """The key of requests that may not be batched together."""
 
 FLOOD = 2

@@ -89,7 +89,8 @@ class Queue:
         load.tokens += request.tokens
         self._class_rows = None
         if not self._stale:
-            self._soonest = min(self._soonest, request.deadline, request.due)
+            soonest = min(request.deadline, request.due)
+            self._soonest = min(self._soonest, soonest)
             self._hold = min(self._hold, request.hold_until)
 
     def remove(self, request: Request) -> None:

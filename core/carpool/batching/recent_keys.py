@@ -8,7 +8,7 @@ Where it is too small, the Batcher holds no requests; the tuner forecasts with i
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -31,10 +31,10 @@ LIKELY = math.log(2.0)
 """Matching requests expected within the wait from which holding is worth it: with 0.69 of a Poisson process one comes
 in every second wait."""
 
-MOSTLY = 0.9
+MOSTLY: Final = 0.9
 """Batchable share from which keys are ignored: the tuner then decides whether enough requests come within a wait."""
 
-CERTAIN = 0.999
+CERTAIN: Final = 0.999
 """Share from which arrivals of the only key in sight are not compared any more: the usual case costs nothing."""
 
 

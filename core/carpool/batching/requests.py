@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from enum import IntEnum, StrEnum
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -231,7 +231,7 @@ class Abort(Frozen, frozen=True):
 Action: TypeAlias = Batch | Finish | Failure | Refusal | Abort
 
 
-ROUNDING = 1e-9
+ROUNDING: Final = 1e-9
 """Seconds by which sums of floats may miss a due time."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from carpool_sidecar.axis_verification.record import REFUTED, UNVERIFIED
 from carpool_sidecar.protocols import CODECS
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NOTE_INTERVAL = 1.0
 """Seconds between two log lines on requests that are not batched."""
 
-UNCHARGED = 8192
+UNCHARGED: Final = 8192
 """Bytes that a request may take beside its body without being counted: each takes a few kilobytes anyway."""
 
 QUARANTINED = "an answer to a batch could not be divided by rows"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from carpool_sidecar.http1.fields import FieldLines
 
@@ -50,9 +50,9 @@ LAST_CHUNK = b"0\r\n\r\n"
 # 100 Continue got it from this hop.
 _PER_HOP = HOP_BY_HOP | {b"content-length", b"expect"}
 # Below this, copying into one buffer is cheaper than another entry in the kernel's list: 16 KiB are about 1 us.
-_WORTH_KEEPING_APART = 16 * 1024
+_WORTH_KEEPING_APART: Final = 16 * 1024
 
-_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b" % (status, status.phrase.encode()) for status in HTTPStatus}
+_STATUS_LINES: Final = {status.value: b"HTTP/1.1 %d %b" % (status, status.phrase.encode()) for status in HTTPStatus}
 
 
 def find(headers: Headers, lowercase_name: bytes) -> bytes | None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NEVER = float("inf")
+NEVER: Final = float("inf")
 
 
 class Ticker:
@@ -42,7 +42,7 @@ class Ticker:
             self.start()
 
 
-BULK = 64 * 1024
+BULK: Final = 64 * 1024
 """After a read of so many bytes the socket probably holds more: the loop would read on, up to 8 MiB in one pass."""
 
 

@@ -9,7 +9,7 @@ own answer. Nothing here reads a clock or a socket, and nothing takes more than 
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from carpool_sidecar.protocols import json_scan
 
@@ -27,11 +27,11 @@ State = TypeVar("State")
 LONGEST_WHY = 240
 """Characters of an explanation: parts of it are the caller's."""
 
-JOINED = 2**16
+JOINED: Final = 2**16
 """Bytes up to which a text is joined: copying 64 KiB takes about 5 us, as long as sending another part."""
 
 # Longer parts of keys are kept as their digest: a 224x224 image has 150 kB of commas.
-_LONGEST_IN_KEY = 256
+_LONGEST_IN_KEY: Final = 256
 
 
 UNREADABLE = "malformed"

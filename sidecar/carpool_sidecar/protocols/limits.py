@@ -6,14 +6,14 @@ time; docs/decisions/0019-bounded-parsing.md has the measurements.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
 from carpool.policy.durations import Quantity
 from carpool.policy.plain import Camel
 
-FREE = 4096
+FREE: Final = 4096
 """Bytes up to which a text can't exceed the limits that are counted in it: none of these may be set lower."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Flow, Headers, chunk_of, gather, message
 from carpool_sidecar.http1.timing import NEVER
@@ -20,9 +20,9 @@ STATUS = {"refused": 503, "connect": 503, "timeout": 504, "busy": 503, "buffers-
 
 # A server that answers without reading a request's body takes the body for the next request on the connection, and the
 # next caller gets the answer to it. Servers read the bodies of these methods, unless they redirect or refuse.
-_BODY_READ = (b"POST ", b"PUT ", b"PATCH ")
-_REDIRECT = 300
-_NO_STATUS = 1000
+_BODY_READ: Final = (b"POST ", b"PUT ", b"PATCH ")
+_REDIRECT: Final = 300
+_NO_STATUS: Final = 1000
 
 
 class UpstreamError(Exception):
