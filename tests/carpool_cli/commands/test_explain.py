@@ -80,14 +80,14 @@ def test_utilization_target_and_what_another_objective_would_do_are_shown():
 @pytest.mark.parametrize(
     ("predicted", "says"),
     [
-        (ROOM, "the queue was just too long, or the policy's shedAt is SLO"),
+        (ROOM, "more requests wait than can be answered in time, or the policy's shedAt is SLO"),
         (replace(ROOM, utilization=0.42), "device time is scarce, more than 30% busy"),
         (PREDICTED, "device time is scarce, without room for 1.25x the load"),
         (replace(ROOM, p99_ahead=0.06), "device time is scarce, without room for 1.25x the load"),
         (replace(PREDICTED, p99=0.051), "the forecast misses it"),
         (replace(ROOM, utilization=0.42, miss_fraction=0.4), "the forecast misses it"),
         (replace(PREDICTED, p99=None), "the forecast misses it"),
-        (None, "so it was when requests last came, and nothing is forecast without any"),
+        (None, "as when the last requests came; without requests nothing is forecast"),
     ],
 )
 def test_that_requests_are_refused_is_explained_by_the_forecast_beside_it(predicted, says):
