@@ -45,7 +45,7 @@ CHANGED = Decided(
     reason=Reason.SAVES_DEVICE_TIME,
     message="device time falls 20%",
     uncapped=Parameters(max_batch=64, max_wait=Duration(0.01)),
-    capped_by="twice the largest size measured",
+    capped_by="step",
     predicted=PREDICTED,
     rate=300.0,
 )
@@ -66,7 +66,7 @@ def test_a_decision_reads_when_what_why_and_what_keeps_it():
         lines[1].strip()
         == "at 300/s: p99 30ms, - at 1.25x, 0.10% late or refused; 1.2ms device time per request, 4 rows per batch"
     )
-    assert lines[2].strip().endswith("limited by: twice the largest size measured")
+    assert lines[2].strip().endswith("limited by: step")
     assert "batch 64, wait 10ms" in lines[2]
     assert len(lines) == 3
 
