@@ -9,6 +9,7 @@ import reference
 from carpool_cli.main import COMMANDS
 from carpool_operator.injector.reasons import REASONS, Reason, Skip
 from carpool_sidecar.config.settings import SidecarConfig
+from carpool_sidecar.tuning.decisions import KEPT
 
 
 @pytest.fixture
@@ -135,3 +136,8 @@ def test_every_row_has_a_name():
 def test_headers_that_the_sidecar_adds_are_named():
     text = reference.api()
     assert all(f"`{name}`" in text for name in ("x-carpool-batch-size", "x-carpool-queue-ms", "x-carpool-debug"))
+
+
+def test_how_many_decisions_a_sidecar_remembers_is_named():
+    assert f"| List the last {KEPT} decisions" in reference.api()
+    assert f"the sidecar remembers {KEPT}" in " ".join(reference.commands().split())

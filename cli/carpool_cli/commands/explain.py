@@ -31,6 +31,7 @@ from carpool_cli.live.unbatched import message_of, not_batched, not_merged, too_
 from carpool_cli.options import ADDRESS, DURATION, Address
 from carpool_cli.printable import json_of, printable
 from carpool_sidecar.protocols import route
+from carpool_sidecar.tuning.decisions import KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -56,8 +57,9 @@ Examples:
 )
 @click.argument("admin", type=ADDRESS, default="http://127.0.0.1:9090")
 @click.option(
-    "--last", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of decisions to show."
-)
+    "--last", type=click.IntRange(1, 1000), default=10, show_default=True,
+    help=f"Number of decisions to show; the sidecar remembers {KEPT}.",
+)  # fmt: skip
 @click.option(
     "--over",
     type=DURATION,
