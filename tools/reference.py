@@ -117,7 +117,7 @@ def resource() -> str:
     lines += [_values(kind) for kind in (*_ENUMERATIONS, operator.MetricsSource)]
     lines += ["", "## Rules", "", "| field | refused, because |", "|---|---|"]
     lines += [
-        f"| `{f'{path}{rule.path}'.lstrip('.')}` | {_prose(rule.message.replace('{}', '…'))} |"
+        f"| `{f'{path}{rule.path}'.lstrip('.') or 'spec'}` | {_prose(rule.message.replace('{}', '…'))} |"
         for path, kind in _inside(operator.PolicySpec)
         for rule in cel.RULES.get(kind, [])
     ]
@@ -181,7 +181,8 @@ def api() -> str:
         "loopback address only; with it, it takes `Authorization: Bearer <key>`. With `publicKey` a signature is all",
         "that a change needs, and a ticket lets its holder read:",
         "`Authorization: Carpool <base64url(ticket)>.<base64url(signature)>`, where a ticket is",
-        '`{"target": "...", "expires": <epoch seconds>}`. With `drainKey` who sends it in `x-carpool-drain` may drain.',
+        '`{"target": "...", "expires": <epoch seconds>}`. With `drainKey`, requests that have it in',
+        "`x-carpool-drain` may drain.",
         "",
         "| request | open to | what it does |",
         "|---|---|---|",
@@ -225,7 +226,11 @@ def api() -> str:
         f"- of one request: {_names(IGNORED - HOP_BY_HOP - DEADLINES)}",
         f"- every name that begins with {', '.join(f'`{prefix.decode()}`' for prefix in IGNORED_PREFIXES)}",
         "",
-        f"Of an answer to a batch its waiters get all headers but {_names(OF_ONE_BODY)}, and those of one connection.",
+        f"The answers of a batch have all headers of the model's answer but {_names(OF_ONE_BODY)}, and those of one",
+        "connection.",
+        "",
+        "With `x-carpool-debug` in a request to a model, its answer has `x-carpool-batch-size` (rows) and",
+        "`x-carpool-queue-ms` (milliseconds until the batch was sent).",
         "",
     ]
     for title, limits in (("What one client may take", ServerLimits), ("What the upstream may take", ClientLimits)):
@@ -242,7 +247,7 @@ def injection() -> str:
     for title, first, pages in (
         (
             "Why a pod has no sidecar",
-            "`carpool.dev/skipped` begins with the reason; the first three are not told.",
+            "`carpool.dev/skipped` begins with the reason, but never with one of the first four.",
             REASONS,
         ),
         ("What is noted", "`carpool.dev/status` of a pod that has one lists `notes`.", NOTES),

@@ -7,7 +7,9 @@ import pytest
 
 import reference
 from carpool_cli.main import COMMANDS
+from carpool_operator.injector.reasons import REASONS, Reason, Skip
 from carpool_sidecar.config.settings import SidecarConfig
+from carpool_sidecar.tuning.decisions import KEPT
 
 
 @pytest.fixture
@@ -119,3 +121,23 @@ def test_the_header_of_a_table_may_change():
     profile = reference.ROOT / "benchmarks" / "profiles" / "synthetic-5-0.5.json"
     page = PAGE.format(profile=profile).replace("no batching: as it was long ago", "p50 of long ago\nno batching: x")
     assert re.search(r"^ +p50 +p99 +goodput", reference.shown(page), re.MULTILINE)
+
+
+def test_the_reasons_that_no_pod_shows_come_first():
+    assert "but never with one of the first four" in reference.injection()
+    untold = [reason for reason in REASONS if reason is Reason.SELF_TUNED or not Skip(reason, "").is_annotated]
+    assert untold == [*REASONS][:4]
+
+
+def test_every_row_has_a_name():
+    assert [name for name in ("policy.md", "config.md") if "\n| `` |" in reference.PAGES[name]()] == []
+
+
+def test_headers_that_the_sidecar_adds_are_named():
+    text = reference.api()
+    assert all(f"`{name}`" in text for name in ("x-carpool-batch-size", "x-carpool-queue-ms", "x-carpool-debug"))
+
+
+def test_how_many_decisions_a_sidecar_remembers_is_named():
+    assert f"| List the last {KEPT} decisions" in reference.api()
+    assert f"the sidecar remembers {KEPT}" in " ".join(reference.commands().split())

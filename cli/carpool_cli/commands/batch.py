@@ -167,7 +167,7 @@ def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
         else:
             how = _run(asked, protocol, part, profile, journal)
     done = journal.progress
-    click.echo(f"{done.answered} rows answered ({how}): {asked.output}")
+    click.echo(f"{_rows(done.answered)} answered ({how}): {asked.output}")
     _skipped(done.skipped, asked.output)
 
 
@@ -373,8 +373,12 @@ def _kept(journal: Journal) -> str:
     return f"{journal.progress.answered} answers are kept; the same command resumes"
 
 
+def _rows(count: int, kind: str = "") -> str:
+    return f"{count} {kind}row{'' if count == 1 else 's'}"
+
+
 def _skipped(bad: int, output: Path) -> None:
     """Name the bad rows and exit, if there are any."""
     if bad:
-        click.echo(f"{bad} bad rows skipped, named in {output}.errors.jsonl")
+        click.echo(f"{_rows(bad, 'bad ')} skipped, named in {output}.errors.jsonl")
         sys.exit(3)

@@ -31,6 +31,7 @@ from carpool_cli.live.unbatched import message_of, not_batched, not_merged, too_
 from carpool_cli.options import ADDRESS, DURATION, Address
 from carpool_cli.printable import json_of, printable
 from carpool_sidecar.protocols import route
+from carpool_sidecar.tuning.decisions import KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -56,8 +57,9 @@ Examples:
 )
 @click.argument("admin", type=ADDRESS, default="http://127.0.0.1:9090")
 @click.option(
-    "--last", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of decisions to show."
-)
+    "--last", type=click.IntRange(1, 1000), default=10, show_default=True,
+    help=f"Number of decisions to show; the sidecar remembers {KEPT}.",
+)  # fmt: skip
 @click.option(
     "--over",
     type=DURATION,
@@ -208,15 +210,14 @@ def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str
 def _why_early(forecast: Predicted | None, slo: float) -> str:
     """Return why requests are rejected early (docs/admission.md), as far as a forecast shows it."""
     if forecast is None:
-        return "so it was when requests last came, and nothing is forecast without any"
+        return "as when the last requests came; without requests nothing is forecast"
     if forecast.p99 is None or forecast.p99 > slo or forecast.miss_fraction > RARE:
         return "the forecast misses it"
     if forecast.utilization > SCARCE:
         return f"device time is scarce, more than {SCARCE:.0%} busy"
     if forecast.p99_ahead is None or forecast.p99_ahead > slo:
         return "device time is scarce, without room for 1.25x the load"
-    # Rejections outlast their cause: a queue of late requests would make later ones late as well.
-    return "the queue was just too long, or the policy's shedAt is SLO"
+    return "more requests wait than can be answered in time, or the policy's shedAt is SLO"
 
 
 class Minute(Struct, frozen=True):

@@ -40,8 +40,8 @@ Examples:
 def command(*, admin: Address, once: bool, key_file: Path | None, workload: str | None) -> None:
     """Watch the sidecar with the admin port ADMIN (http://127.0.0.1:9090 by default). Ctrl-C ends it.
 
-    Rates and percentiles are over the last 10 s. If the terminal is too low, older decisions are left out;
-    `carpool explain` has them all.
+    Rates and percentiles are over the last 10 s. If the terminal is too low, older decisions are left out; `carpool
+    explain` has more.
     """
     client = client_of(admin, key_file, workload)
     try:

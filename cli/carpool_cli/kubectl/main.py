@@ -33,8 +33,8 @@ def main() -> None:
     """Show and control the BatchingPolicies of a cluster.
 
     It reaches the cluster through kubectl: contexts, credentials and their plugins work as they do there. Exit codes: 0
-    done, 1 the cluster has no such policy or refuses, 2 mistyped, 3 --check found a policy that is not ready, or
-    preflight something that would break.
+    done, 1 the cluster has no such policy or refuses, 2 wrong arguments, 3 --check found a policy that is not ready,
+    preflight something that would break, or inject a workload that can't have the sidecar.
     """
 
 

@@ -49,7 +49,7 @@ class State(StrEnum):
     EXPLORING = "Exploring"
     """A setting is in force in order to measure it."""
     SHEDDING = "Shedding"
-    """Requests that would be late are refused, until a backlog or a period of many misses is over."""
+    """Requests that would be late are refused, until a backlog is over."""
     OVERLOADED = "Overloaded"
     """No setting meets the SLO at this load: requests that would be late are refused."""
     ROLLED_BACK = "RolledBack"

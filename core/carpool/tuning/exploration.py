@@ -162,7 +162,7 @@ class Exploration:
         self.spare = min(max(self.spare, 0.0), 2 * budget * SAVED * rate)
 
     def is_due(self, rate: float, *, leaves: bool) -> bool:
-        """Whether to look for a candidate: on the way to another setting, at a higher load, or with more credit."""
+        """Whether to look for a candidate while the SLO is met: on the way to another setting, or at a higher load."""
         due = (leaves or rate >= RISE * self._looked_at) and not self.is_under_way
         self._looked_at = rate if due else self._looked_at
         return due

@@ -227,7 +227,7 @@ class AdminApp:
         exchange.respond(200, JSON, report.encode(_report(self._sidecar, arrivals)) + b"\n")
 
     def _explain(self, exchange: Exchange) -> None:
-        """List the last decisions of the tuner: when, what, why, what was forecast, and what keeps it from going on.
+        """List the last 50 decisions of the tuner: when, what, why, what was forecast, and what keeps it from going on.
 
         ``lastBusy`` has what was observed in the last minute in which requests came, by model, and its forecast.
         """

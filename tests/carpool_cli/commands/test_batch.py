@@ -35,6 +35,14 @@ def test_v1_answers_come_in_order_and_digit_for_digit(echo, carpool, rows, tmp_p
     assert leftovers(output) == ["out.jsonl"]
 
 
+def test_one_row_is_no_plural(echo, carpool, tmp_path):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("[1]\nno row\n")
+    said = carpool("batch", path, output, "--upstream", echo).output
+    assert said.startswith("1 row answered")
+    assert "\n1 bad row skipped" in said
+
+
 @pytest.mark.parametrize("protocol", ["v2", "v2-binary"])
 def test_v2_answers_come_in_order(echo, carpool, tmp_path, protocol):
     path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

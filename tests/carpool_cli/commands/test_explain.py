@@ -45,7 +45,7 @@ CHANGED = Decided(
     reason=Reason.SAVES_DEVICE_TIME,
     message="device time falls 20%",
     uncapped=Parameters(max_batch=64, max_wait=Duration(0.01)),
-    capped_by="twice the largest size measured",
+    capped_by="step",
     predicted=PREDICTED,
     rate=300.0,
 )
@@ -66,7 +66,7 @@ def test_a_decision_reads_when_what_why_and_what_keeps_it():
         lines[1].strip()
         == "at 300/s: p99 30ms, - at 1.25x, 0.10% late or refused; 1.2ms device time per request, 4 rows per batch"
     )
-    assert lines[2].strip().endswith("limited by: twice the largest size measured")
+    assert lines[2].strip().endswith("limited by: step")
     assert "batch 64, wait 10ms" in lines[2]
     assert len(lines) == 3
 
@@ -80,14 +80,14 @@ def test_utilization_target_and_what_another_objective_would_do_are_shown():
 @pytest.mark.parametrize(
     ("predicted", "says"),
     [
-        (ROOM, "the queue was just too long, or the policy's shedAt is SLO"),
+        (ROOM, "more requests wait than can be answered in time, or the policy's shedAt is SLO"),
         (replace(ROOM, utilization=0.42), "device time is scarce, more than 30% busy"),
         (PREDICTED, "device time is scarce, without room for 1.25x the load"),
         (replace(ROOM, p99_ahead=0.06), "device time is scarce, without room for 1.25x the load"),
         (replace(PREDICTED, p99=0.051), "the forecast misses it"),
         (replace(ROOM, utilization=0.42, miss_fraction=0.4), "the forecast misses it"),
         (replace(PREDICTED, p99=None), "the forecast misses it"),
-        (None, "so it was when requests last came, and nothing is forecast without any"),
+        (None, "as when the last requests came; without requests nothing is forecast"),
     ],
 )
 def test_that_requests_are_refused_is_explained_by_the_forecast_beside_it(predicted, says):

@@ -90,7 +90,7 @@ def policy(name="resnet", conditions=GOOD, *, targets=("resnet",), annotations=N
         },
         "recommendation": {
             "target": "Deployment/resnet", "model": "*", "parameters": parameters(16),
-            "uncapped": parameters(64, "20ms"), "cappedBy": "twice the largest size measured",
+            "uncapped": parameters(64, "20ms"), "cappedBy": "canary",
         },
         "lastDecision": {
             "action": "Applied", "reason": "SavesDeviceTime", "message": "device time falls 20%", "model": "*",

@@ -14,7 +14,7 @@ def test_why_and_on_what_evidence(kubectl):
     assert rows["rows per batch"] == ["-", "4.2"]
     assert rows["device time per request"] == ["-", "1.2ms"]
     assert "p50" not in rows
-    assert "would be: batch 64, wait 20ms, 2 in flight; limited by: twice the largest size measured" in shown
+    assert "would be: batch 64, wait 20ms, 2 in flight; limited by: canary" in shown
     assert "next: batch 16, wait 2ms, 2 in flight" in shown
 
 
