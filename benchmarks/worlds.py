@@ -106,6 +106,25 @@ WORLDS = {
     "two at once, heavy rows": World("two at once", _line(0.009, 0.0018), 0.3, 2, rows=0.8),
     "two cliffs": World("tiles of 16 rows", lambda rows: 0.009 + 0.018 * -(-rows // 16), 0.18, noise=0.1, bursts=0.2),
     "convex": World("large batches cost more per row", lambda rows: 0.006 + 0.0009 * rows**1.3, 0.24, wave=5.0),
+    # Written down on 30 November before any was played; no rule has been chosen or changed by them.
+    "bursts, cliff": World(
+        "9 rows cost 20 ms more than 8", lambda rows: 0.01 + 0.001 * rows + 0.02 * (rows > 8), 0.2, bursts=0.3
+    ),
+    "noisy roofline": World(
+        "two at once, 16 rows cost as much as one", lambda rows: max(0.02, 0.0012 * rows), 0.2, 2, 0.2
+    ),
+    "heavy rows, cliff": World(
+        "33 rows cost 30 ms more than 32", lambda rows: 0.005 + 0.001 * rows + 0.03 * (rows > 32), 0.25, rows=0.8
+    ),
+    "five at once, tight": World("an SLO of twice the latency of one row", _line(0.02, 0.001), 0.04, 5),
+    "200 ms fixed": World("nearly all of the cost is fixed", _line(0.2, 0.004), 1.0),
+    "harsh bursts": World("the rate changes by two thirds every 0.3 s", _line(0.004, 0.001), 0.2, bursts=0.5),
+    "slow wave, noisy": World("20 % more for 10 s, then 20 % less", _line(0.006, 0.0008), 0.15, wave=10.0, noise=0.1),
+    "ramp, heavy rows": World("the load rises all the time", _line(0.004, 0.001), 0.3, rows=1.0, ramp=True),
+    "fast": World("half a millisecond, an SLO of 12 ms", _line(0.0005, 0.00008), 0.012),
+    "loose": World("an SLO of 3 s", _line(0.02, 0.002), 3.0),
+    "somewhat noisy": World("batches of one size differ by 25 %", _line(0.012, 0.001), 0.2, noise=0.25),
+    "tiles of 8": World("each 8 rows cost 8 ms", lambda rows: 0.006 + 0.008 * -(-rows // 8), 0.15, noise=0.05),
 }
 
 
