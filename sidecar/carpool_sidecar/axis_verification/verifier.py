@@ -163,7 +163,7 @@ class Verifier:
         for entry in entries:
             checks = entry.record.checks.values()
             rules = (_asserted(entry), _sequence(entry))
-            if not same or any((check.asserted, check.sequence) != rules for check in checks):
+            if not same or any((check.asserted, check.padding.axis) != rules for check in checks):
                 if entry.record.disagreed:
                     self._courier.quarantine(entry, on=False)
                 self.forget(entry)
@@ -357,7 +357,7 @@ class Verifier:
             self._log.info(
                 "batches verified",
                 extra={"model": entry.model, "version": entry.version, "detail": check.evidence}
-                | ({"padding": check.padding} if check.padding else {}),
+                | ({"padding": padding} if (padding := check.padding.evidence(check.trouble)) else {}),
             )
             self._courier.merge(entry, check)
         self._go_on(entry, check, now)
@@ -378,7 +378,7 @@ class Verifier:
         """Stop merging at once, or padding if rows were padded; if the policy asserts the axis, only report it."""
         self._count(entry, DISAGREED)
         if padded:
-            if check.unpadded:
+            if check.padding.refuted:
                 check.said_nothing("", self._clock())
             else:
                 check.pads_no_more(why, self._clock())
