@@ -309,7 +309,7 @@ class Collector:
             ("requests", counts.answers),
             ("alone", counts.alone),
             ("unpadded", counts.unpadded),
-            ("axis_checks", sidecar.driver.verifier.results),
+            ("axis_checks", sidecar.driver.verifier.trials.results),
             ("tuner_decisions", control.decisions.counts),
         ):
             for labels, count in counted.items():

@@ -145,7 +145,7 @@ class Control:
                 self._load.measured(reply.model, reply.capacity)
             else:
                 self._decided(reply.model, reply.decision)
-                self._driver.verifier.measure(reply.model, reply.measure)
+                self._driver.verifier.trials.measure(reply.model, reply.measure)
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:

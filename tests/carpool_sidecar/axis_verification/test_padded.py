@@ -205,8 +205,8 @@ async def test_padded_requests_get_exactly_the_answers_that_they_get_alone(encod
     assert {length for _, length in calls} <= set(range(1, 33))
     own, added = sidecar.driver.counts.tokens["m"]
     assert 0 < added < own
-    assert sidecar.driver.verifier.results["m", "agreed"] > TRIALS
-    assert ("m", "disagreed") not in sidecar.driver.verifier.results
+    assert sidecar.driver.verifier.trials.results["m", "agreed"] > TRIALS
+    assert ("m", "disagreed") not in sidecar.driver.verifier.trials.results
     # Batches of the two buckets are counted apart.
     cells = sidecar.batcher.stats(sidecar.clock()).models["m"].cells
     assert {cell[0] for cell in cells} == {16, 32}
