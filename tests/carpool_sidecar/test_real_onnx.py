@@ -398,8 +398,8 @@ async def test_a_name_that_paths_encode_is_described_and_batched(world, matmul, 
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
     assert (await client.send(b"POST", f"/v2/models/{spelt[-1]}/infer".encode(), body)).status == 200
     (entry,) = sidecar.models
-    await world.until(lambda: entry.axis is not None)
-    assert (entry.model, entry.axis.kind) == (name, "First")
+    await world.until(lambda: entry.known.axis is not None)
+    assert (entry.model, entry.known.axis.kind) == (name, "First")
 
 
 async def test_a_row_that_does_not_fit_costs_nobody_else_an_answer(world, matmul):

@@ -32,7 +32,7 @@ async def test_a_model_that_became_another_version_is_learned_anew(world):
     sidecar, client = await world.start(policy={"models": []})
     assert (await client.predict(b"1")).status == 200
     entry = next(iter(sidecar.models))
-    await world.until(lambda: entry.axis is not None)
+    await world.until(lambda: entry.known.axis is not None)
     lane, other = sidecar.batcher.model("m"), sidecar.batcher.model("n")
     assert lane.first_batches.seen
     other.first_batches.seen.add((0, 1))

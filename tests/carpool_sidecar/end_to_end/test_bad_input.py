@@ -524,7 +524,7 @@ async def test_a_model_with_a_fixed_batch_axis_is_never_sent_a_batch_and_the_fix
     world.model.documents[b"/v2/models/m"] = (200, {"name": "m", "inputs": [fixed], "outputs": [fixed]})
     sidecar, client = await world.start(policy={"models": [{"name": "m"}]})
     entry = next(iter(sidecar.models))
-    await world.until(lambda: entry.axis is not None)
+    await world.until(lambda: entry.known.axis is not None)
     first = await world.occupy(client)
     body = _v2(TENSOR)
     asked = await world.queue(sidecar, *[lambda: client.infer(body)] * 2)
