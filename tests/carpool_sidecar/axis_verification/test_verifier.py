@@ -329,7 +329,7 @@ async def test_the_word_of_a_person_stands_over_a_refutation_and_ends_with_it(wo
     told = []
     for models in (FIRST, []):
         text = world.config(policy={"models": models, "verification": {}})
-        sidecar._use(world.parsed(text))
+        sidecar.versions.use(world.parsed(text))
         assert not sidecar.batcher.model("m").isolation.quarantined
         told.append(await load(client, "v1", requests=6))
     assert any(one.batch > len(one.rows) for one in told[0])
@@ -379,7 +379,7 @@ async def test_callers_who_make_up_forms_push_out_none_that_is_verified(world, s
 async def test_stats_metrics_and_log_say_what_is_known(world, served, load, ask_v1, caplog):
     caplog.set_level("INFO", "carpool")
     sidecar, client = await served(model_functions.NEVER["cumulative-sum"])
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     target, body, headers = ask_v1(np.ones((1, 4)))
     await client.send(b"POST", target, body, headers)
     (model,) = (await admin.get(b"/v1/stats")).json["models"]
@@ -424,7 +424,7 @@ async def test_of_a_server_without_metadata_v1_is_verified_and_v2_has_no_axis(wo
 
 
 async def models(world, sidecar):
-    return (await world.client(sidecar.admin_address).get(b"/v1/stats")).json["models"]
+    return (await world.client(sidecar.admin.address).get(b"/v1/stats")).json["models"]
 
 
 async def test_answers_that_are_to_be_compared_are_not_asked_for_compressed(world, served):
