@@ -38,6 +38,8 @@ LARGER: dict[tuple[str, str], int] = {
     ("carpool/batching/requests.py", "Batch: class attributes"): 17,
     ("carpool/batching/requests.py", "Request: class attributes"): 20,
     ("carpool/generation/requests.py", "Request: class attributes"): 13,
+    # It puts the parts together: an attribute is a part, which reports and metrics read by its name.
+    ("carpool_sidecar/sidecar.py", "Sidecar: class attributes"): 18,
     # Found larger when the limits came to be everywhere.
     ("carpool_sidecar/generation/stream.py", "Stream: class attributes"): 19,
     ("carpool_sidecar/http1/client/calls.py", "Call: class attributes"): 16,
@@ -53,7 +55,6 @@ LARGER: dict[tuple[str, str], int] = {
     ("carpool_sidecar/http1/server/server.py", "Server: class attributes"): 16,
     ("carpool_sidecar/http1/server/wire.py", "Wire: class attributes"): 14,
     ("carpool_sidecar/protocols/common.py", "Parsed: class attributes"): 14,
-    ("carpool_sidecar/sidecar.py", "Sidecar: class attributes"): 18,
 }
 """By file: what is larger, and its size."""
 
