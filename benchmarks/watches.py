@@ -22,17 +22,20 @@ import time
 import tracemalloc
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kopf
 import kubernetes.client
 import msgspec
 from aiohttp import web
 
-from carpool_operator.cluster.fleet import KINDS, PODS
 from carpool_operator.cluster.handlers import credentials, settings
+from carpool_operator.cluster.kinds import KINDS, PODS
 from carpool_operator.cluster.kube import Kube
 from carpool_operator.cluster.watching import LeftOut, Listing, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 RESULTS = Path(__file__).parent / "results" / "watches.json"
 COUNT = 400
@@ -101,6 +104,21 @@ async def serve(ready: asyncio.Future[int]) -> None:
     await asyncio.sleep(3600)
 
 
+class Follower:
+    """Hands what a watch reports to ``seen``."""
+
+    def __init__(self, seen: Callable[[object, int, object], None]) -> None:
+        self.seen = seen
+
+    def listed(self, items: Mapping[object, tuple[int, object]], _version: int) -> None:
+        """Take the first list."""
+        for key, item in items.items():
+            self.seen(key, *item)
+
+    def alive(self) -> None:
+        """Do nothing: the measurement ends by itself."""
+
+
 def measure(way: str, port: int) -> float:
     """Follow the pods in this process until a change of each has come."""
     configuration = kubernetes.client.Configuration()
@@ -135,9 +153,8 @@ def measure(way: str, port: int) -> float:
         threading.Thread(target=asyncio.run, args=(operator,), daemon=True).start()
     else:
         Watch(
-            kube, Listing("/api/v1/pods", KINDS[PODS].query, kept, LeftOut(PODS)), seen=seen, alive=lambda: None,
-            listed=lambda items, _: [seen(key, *item) for key, item in items.items()], log=logging.getLogger("w"),
-            random=Random(0),
+            kube, Listing("/api/v1/pods", KINDS[PODS].query, kept, LeftOut(PODS)), Follower(seen),
+            log=logging.getLogger("w"), random=Random(0),
         ).start()  # fmt: skip
     if not done.wait(300):
         raise SystemExit(f"{way}: {changed[0]} of {COUNT} changes came")

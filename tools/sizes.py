@@ -38,10 +38,9 @@ LARGER: dict[tuple[str, str], int] = {
     ("carpool/batching/requests.py", "Batch: class attributes"): 17,
     ("carpool/batching/requests.py", "Request: class attributes"): 20,
     ("carpool/generation/requests.py", "Request: class attributes"): 13,
+    # It puts the parts together: an attribute is a part, which reports and metrics read by its name.
+    ("carpool_sidecar/sidecar.py", "Sidecar: class attributes"): 18,
     # Found larger when the limits came to be everywhere.
-    ("carpool_sidecar/axis_verification/check.py", "Check: class attributes"): 14,
-    ("carpool_sidecar/axis_verification/verifier.py", "Verifier: class lines"): 338,
-    ("carpool_sidecar/generation/engine_streams.py", "Streams: class attributes"): 14,
     ("carpool_sidecar/generation/stream.py", "Stream: class attributes"): 19,
     ("carpool_sidecar/http1/client/calls.py", "Call: class attributes"): 16,
     ("carpool_sidecar/http1/client/pool.py", "Pool: class lines"): 302,
@@ -55,18 +54,7 @@ LARGER: dict[tuple[str, str], int] = {
     ("carpool_sidecar/http1/server/incoming.py", "Incoming: class attributes"): 14,
     ("carpool_sidecar/http1/server/server.py", "Server: class attributes"): 16,
     ("carpool_sidecar/http1/server/wire.py", "Wire: class attributes"): 14,
-    ("carpool_sidecar/jobs/api/upload.py", "Upload: class attributes"): 14,
-    ("carpool_sidecar/jobs/runner.py", "Runner: class attributes"): 19,
-    ("carpool_sidecar/models.py", "Entry: class attributes"): 16,
     ("carpool_sidecar/protocols/common.py", "Parsed: class attributes"): 14,
-    ("carpool_sidecar/sidecar.py", "Sidecar: class lines"): 292,
-    ("carpool_sidecar/sidecar.py", "Sidecar: class attributes"): 22,
-    ("carpool_sidecar/sidecar.py", "__init__: function lines"): 82,
-    ("carpool_operator/cluster/fleet.py", "Fleet: class attributes"): 15,
-    ("carpool_operator/cluster/fleet.py", "Sync: class attributes"): 15,
-    ("carpool_operator/cluster/watching.py", "Watch: class attributes"): 13,
-    ("carpool_cli/batch/job.py", "Job: class attributes"): 13,
-    ("carpool_cli/load/loadgen.py", "LoadGenerator: class attributes"): 13,
 }
 """By file: what is larger, and its size."""
 

@@ -68,7 +68,7 @@ class CheckedLoad(LoadGenerator):
     def verify(self, index: int, headers: Headers, body: bytes) -> None:  # noqa: ARG002 - the generator's signature
         """Compare an answer with the row that was sent."""
         if not self._engine.echoes(self._rows[index], body):
-            self._status[index] = -1 - FAILURES.index(MISMATCH)
+            self._outcomes.status[index] = -1 - FAILURES.index(MISMATCH)
 
     def _send(self, index: int) -> None:
         super()._send(index)

@@ -15,8 +15,9 @@ import aiohttp
 from msgspec import Struct, field
 
 from carpool_operator.cluster.election import Candidate, Election
-from carpool_operator.cluster.fleet import KINDS, PODS, WATCHED, Fleet, Sync, watch_of
+from carpool_operator.cluster.fleet import Fleet, Lister, Sync, watch_of
 from carpool_operator.cluster.handlers import Kopf
+from carpool_operator.cluster.kinds import KINDS, PODS, WATCHED
 from carpool_operator.cluster.kube import ApiError
 from carpool_operator.cluster.sharding import Shard
 from carpool_operator.cluster.writing import Backoff, NotLeading, Writer
@@ -81,11 +82,14 @@ class Operator:
         self.metrics = Metrics()
         self.fleet = Fleet(self._clock, settings.shard.has)
         self.sync = Sync(
-            kube,
-            self.fleet,
-            settings.namespaces,
+            Lister(
+                kube,
+                self.fleet,
+                settings.namespaces,
+                found=lambda kind, changes: self.metrics.count("late_changes", kind, by=changes),
+                log=self._log,
+            ),
             interval=settings.resync,
-            found=lambda kind, changes: self.metrics.count("late_changes", kind, by=changes),
             clock=self._clock,
             log=self._log,
             random=self._random,
@@ -121,14 +125,14 @@ class Operator:
             return "the reconcile loop is stuck"
         deaf = [
             kind if namespace is None else f"{kind} in {namespace}"
-            for (kind, namespace), lists in self.fleet.unheard.items()
+            for (kind, namespace), lists in self.fleet.coverage.unheard.items()
             if lists >= UNHEARD
         ]
         return f"no events come of {', '.join(deaf)}, though there are changes" if deaf else ""
 
     def unready(self) -> str:
         """Return what it waits for, for readiness."""
-        return "" if self.fleet.synced else "not everything has been listed yet"
+        return "" if self.fleet.coverage.synced else "not everything has been listed yet"
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set; then shut down in order.
@@ -282,7 +286,7 @@ class Operator:
         now = self._clock()
         self.metrics.set("leader", self.election.leads())
         self.metrics.set("shards", self._settings.shard.count)
-        last = dict(self.fleet.last_event)
+        last = dict(self.fleet.coverage.last_event)
         # A dead watch must not be hidden by those of other namespaces.
         pods = KINDS[PODS].plural
         heard = (watch.heard for watch in self._watches if watch.listing.path.endswith(f"/{pods}"))

@@ -27,6 +27,19 @@ PARTING = 1.0
 """Seconds for a process that has closed its output to end by itself."""
 
 
+class Pauses:
+    """The pauses between the end of a process and the start of the next."""
+
+    def __init__(self) -> None:
+        self._next = FIRST_PAUSE
+
+    def after(self, seconds: float) -> float:
+        """Return the pause after a process that ran for so long."""
+        pause = FIRST_PAUSE if seconds > STEADY else self._next
+        self._next = min(2 * pause, LONGEST_PAUSE)
+        return pause
+
+
 class ChildProcess:
     """Keeps one process running. A subclass says what for, and takes its messages in ``_take``."""
 
@@ -73,7 +86,7 @@ class ChildProcess:
     async def run(self) -> None:
         """Run the process, restarting it, until cancelled, or until ``_take`` raises; then end it."""
         loop = asyncio.get_running_loop()
-        pause = FIRST_PAUSE
+        pauses = Pauses()
         while True:
             began = loop.time()
             try:
@@ -81,12 +94,10 @@ class ChildProcess:
             except OSError as error:
                 why = f"it can't be started: {error}"
             self._ended()
-            if loop.time() - began > STEADY:
-                pause = FIRST_PAUSE
+            pause = pauses.after(loop.time() - began)
             self.restarts += 1
             self._log.error("%s is started again", self.name, extra={"detail": why, "pause": pause})
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _run_once(self) -> str:
         """Run one process until it ends or hangs; returns why."""

@@ -46,6 +46,30 @@ SOON = 5.0
 """Seconds until a server is asked again about a model that it may be loading."""
 
 
+class Known:
+    """What is known of a model version from its server: from answers to requests, and from its metadata."""
+
+    __slots__ = ("axis", "loading", "metadata", "missing", "proven", "unanswered")
+
+    def __init__(self) -> None:
+        self.proven = False
+        """Whether it ever answered a request for it with success."""
+        self.missing = False
+        """Whether it has answered that there is no such model, and not with success since."""
+        self.metadata: bytes | None = None
+        """Its last metadata."""
+        self.axis: Axis | None = None
+        self.loading = False
+        """Whether it may describe it soon: its last answer was a failure of its own, or none."""
+        self.unanswered = "the server has not been asked yet"
+        """Why the axis is not known."""
+
+    @property
+    def reason(self) -> str:
+        """A sentence on the axis."""
+        return self.unanswered if self.axis is None else self.axis.reason
+
+
 class Entry:
     """One model version: its lane, and why its requests may not be merged.
 
@@ -56,18 +80,13 @@ class Entry:
     __slots__ = (
         "alone",
         "alone_by_protocol",
-        "axis",
         "configured",
         "headers",
+        "known",
         "lane",
-        "loading",
         "model",
-        "proven",
         "record",
-        "seen",
         "sequence",
-        "unanswered",
-        "unknown",
         "version",
         "waiters",
     )  # fmt: skip
@@ -76,21 +95,11 @@ class Entry:
         self.model = model
         self.version = version
         self.lane = lane or model
-        self.proven = False
-        """Whether the upstream ever answered a request for it with success."""
-        self.unknown = False
-        """Whether the upstream has answered that there is no such model, and not with success since."""
+        self.known = Known()
         self.waiters = 0
         """Requests that wait or are in a batch."""
-        self.seen: bytes | None = None
-        """The server's last metadata of it."""
         self.headers = Separation()
         """Which headers separate its requests."""
-        self.axis: Axis | None = None
-        self.loading = False
-        """Whether the server may describe it soon: its last answer was a failure of its own, or none."""
-        self.unanswered = "the server has not been asked yet"
-        """Why the axis is not known."""
         self.record = Record()
         """The checks of its batches."""
         self.configured = configured
@@ -114,11 +123,11 @@ class Entry:
             self.alone = None
         elif self.record.disagreed:
             self.alone = self.alone_by_protocol = REFUTED
-        elif self.axis is None:
+        elif (axis := self.known.axis) is None:
             self.alone = "axis-unknown"
         else:
-            self.alone = None if self.axis.kind == "First" else "axis-none"
-            if self.axis.by_file:
+            self.alone = None if axis.kind == "First" else "axis-none"
+            if axis.by_file:
                 self.alone_by_protocol = self.alone
 
     @property
@@ -129,16 +138,16 @@ class Entry:
     @property
     def needed(self) -> bool:
         """Whether it must not make room for another."""
-        return self.proven or self.in_use
+        return self.known.proven or self.in_use
 
     @property
     def unloaded(self) -> bool:
         """Whether it may make room nevertheless, if nothing else can: the server knew it once."""
-        return self.unknown and not self.in_use
+        return self.known.missing and not self.in_use
 
     def answered(self) -> None:
         """Note that the upstream has answered a request for it with success."""
-        self.proven, self.unknown = True, False
+        self.known.proven, self.known.missing = True, False
 
     @property
     def max_batch(self) -> int | None:
@@ -147,7 +156,7 @@ class Entry:
             cap
             for cap in (
                 None if self.configured is None else self.configured.max_batch,
-                None if self.axis is None else self.axis.max_batch,
+                None if self.known.axis is None else self.known.axis.max_batch,
             )
             if cap is not None
         ]
@@ -158,7 +167,7 @@ class Entry:
         """A sentence on its axis, with the fix where requests are not batched."""
         if self.configured is not None and self.configured.axis is not AxisChoice.AUTO:
             return f"the policy says axis {self.configured.axis}"
-        return self.unanswered if self.axis is None else self.axis.reason
+        return self.known.reason
 
 
 class ModelTable:
@@ -196,8 +205,8 @@ class ModelTable:
 
     def reason(self, entry: Entry) -> str:
         """Return a sentence on an entry's axis, and on a name that is perhaps misspelt in the policy."""
-        others = {each.model for each in self if each.proven}
-        if entry.configured is None or entry.seen is not None or not others or entry.model in others:
+        others = {each.model for each in self if each.known.proven}
+        if entry.configured is None or entry.known.metadata is not None or not others or entry.model in others:
             return entry.reason
         named = ", ".join(sorted(others)[:NAMED])
         return f"{entry.reason}, but the server does not describe it and only answered for {named}: check its name"
@@ -212,7 +221,7 @@ class ModelTable:
 
     def ask_again(self, *, loading: bool = False) -> None:
         """Read the server's metadata of every model again; ``loading``: only of those that it may describe soon."""
-        again = {key: entry for key, entry in self._entries.items() if not loading or entry.loading}
+        again = {key: entry for key, entry in self._entries.items() if not loading or entry.known.loading}
         self._unresolved.update(again)
         self._asked.set()
 
@@ -225,13 +234,13 @@ class ModelTable:
 
     def missing(self, entry: Entry) -> None:
         """Note that the upstream does not know a model; one that it never knew makes room once it has no requests."""
-        entry.unknown = True
+        entry.known.missing = True
         self._let_go(entry)
 
     def left(self, entry: Entry) -> None:
         """Note that one of its requests has ended."""
         entry.waiters -= 1
-        if entry.unknown:
+        if entry.known.missing:
             self._let_go(entry)
 
     def _let_go(self, entry: Entry) -> None:
@@ -311,21 +320,22 @@ class Resolver:
             f"/versions/{quote(entry.version, safe='')}" if entry.version else ""
         )
         answer = await self._backend.ask(path.encode())
-        entry.loading = entry.axis is None and _is_no_answer(answer.status)
+        known = entry.known
+        known.loading = known.axis is None and _is_no_answer(answer.status)
         if answer.status == 200:
             said = _outline(answer.body)
             axis = self._backend.axis(entry.model)
             if axis is None:
                 configuration = await self._backend.ask(f"{path}/config".encode())
                 axis = axis_from_config(configuration.body) if configuration.status == 200 else None
-                if entry.axis is not None and entry.seen == said and _is_no_answer(configuration.status):
-                    axis = entry.axis  # a largest batch that was known still holds
-            changed = entry.seen not in {None, said}
-            entry.seen = said
+                if known.axis is not None and known.metadata == said and _is_no_answer(configuration.status):
+                    axis = known.axis  # a largest batch that was known still holds
+            changed = known.metadata not in {None, said}
+            known.metadata = said
             self._learn(entry, axis or axis_from_metadata(answer.body))
             if changed and entry in self._table:
                 self._changed(entry)
-        elif answer.status in {404, 405, 501} and entry.axis is None:
+        elif answer.status in {404, 405, 501} and known.axis is None:
             axis = Axis(
                 "None",
                 None,
@@ -335,11 +345,11 @@ class Resolver:
             self._learn(entry, axis)
         else:
             why = f"the server answers {path} with {answer.status}" if answer.status else answer.why or "no answer came"
-            entry.unanswered = f"{why}, so its batch axis is not known yet"
+            known.unanswered = f"{why}, so its batch axis is not known yet"
 
     def _learn(self, entry: Entry, axis: Axis) -> None:
-        if axis != entry.axis and entry in self._table:
-            entry.axis = axis
+        if axis != entry.known.axis and entry in self._table:
+            entry.known.axis = axis
             entry.configure(entry.configured)
             self._learned(entry)
 

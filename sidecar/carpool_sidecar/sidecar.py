@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
 
 from carpool.batching.batcher import Batcher
 from carpool.batching.counters import LATE
 from carpool.batching.requests import Refused
 from carpool.policy.plain import PolicyError
 from carpool_sidecar.admin.app import LOOPBACK, AdminApp
-from carpool_sidecar.admin.changes import Changes
 from carpool_sidecar.admin.health import Health
-from carpool_sidecar.admin.signatures import Authority
 from carpool_sidecar.app import DataApp
 from carpool_sidecar.backends.upstream import UpstreamBackend
+from carpool_sidecar.background import Background
 from carpool_sidecar.config import own_address
 from carpool_sidecar.config.descriptors import ADMIN_CONNECTIONS, Shares, open_files, share
 from carpool_sidecar.config.settings import EVERY_MODEL, address_of
-from carpool_sidecar.config.watching import ConfigFile, watch
+from carpool_sidecar.config.watching import watch
 from carpool_sidecar.dispatch.driver import Driver
 from carpool_sidecar.generation.engine_metrics import EngineMetrics
 from carpool_sidecar.generation.engine_streams import Streams
@@ -36,16 +31,16 @@ from carpool_sidecar.jobs.desk import Desk
 from carpool_sidecar.jobs.headroom import Seen
 from carpool_sidecar.llm.process import EngineProcess
 from carpool_sidecar.models import ModelTable, Resolver
-from carpool_sidecar.protocols.headers import Reader
+from carpool_sidecar.ports import Port
 from carpool_sidecar.protocols.json_scan import prepare
 from carpool_sidecar.shutdown import Shutdown
 from carpool_sidecar.tuning.control import Control
 from carpool_sidecar.tuning.stalls import StallWatcher
+from carpool_sidecar.versions import Versions
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from pathlib import Path
 
-    from carpool.exchange.change import Change
     from carpool_sidecar.backends.base import Backend
     from carpool_sidecar.backends.onnx import OnnxBackend
     from carpool_sidecar.config.settings import SidecarConfig, Upstream
@@ -74,10 +69,10 @@ class Sidecar:
         ``listen`` and ``admin`` (host:port) replace the file's. Raises ``PolicyError`` naming a field that can't be
         used here.
         """
-        self.config = config
         listen, admin = listen or config.listen, admin or config.admin
         own_address.refuse(config.upstream, listen, admin)
         self.log = logging.getLogger("carpool")
+        self.versions = Versions(config, path, self._use, self.log)
         self.started_at = monotonic()
         self.engine = None if config.llm is None else EngineProcess(config.llm, self.log)
         """The engine that serves a language model's file."""
@@ -104,43 +99,20 @@ class Sidecar:
             unreachable=self.health.unreachable,
             log=self.log,
         )
-        self._readers = 0
-        """How often the rules changed for which headers may differ in a batch."""
         self._read(config)
         self._warn(config)
-        # 2. What changes its settings
         self.control = Control(self.driver, config, self.stalls, monotonic, self.log)
-        self.file = ConfigFile(path, config, self._configured, self.log)
-        self.changes = self._signed_changes()
-        # 3. What else is served
+        # 2. What else is served
         self.streams = Streams(config.policy, clock=monotonic, log=self.log)
-        self.jobs = (
-            None
-            if config.jobs is None
-            else Desk(config, config.jobs, look=self._seen, ready=lambda: self.health.ready, log=self.log)
-        )
-        # 4. The ports
+        self.jobs = self._desk(config)
+        # 3. The ports
         app = self._data_app(upstream, budget)
         self.forwarded = app.forwarded
-        self.data = Server(
-            app,
-            ServerLimits(max_body_bytes=int(config.bodies.max_request), max_connections=shares.clients),
-            clock=monotonic,
-            budget=budget,
-            turns=turns,
-            passage=app.foreign if upstream is not None else None,
-        )
-        self.admin = Server(
-            AdminApp(self, api_key, local=address_of(admin)[0] in LOOPBACK),
-            ServerLimits(max_body_bytes=1 << 20, max_buffered_bytes=16 << 20, max_connections=ADMIN_CONNECTIONS),
-            clock=monotonic,
-        )
-        self._ports = (
-            ("listen", self.data, address_of(listen), shares.backlog),
-            ("admin", self.admin, address_of(admin), ADMIN_CONNECTIONS),
-        )
-        self._tasks: list[asyncio.Task[None]] = []
-        self.shutdown = Shutdown(self.data, self.driver, self.jobs, self.health, self.log, self._spawn)
+        data = _data_server(config, app, budget, turns, shares, passes=upstream is not None)
+        self.data = Port("listen", data, address_of(listen), shares.backlog)
+        self.admin = self._admin_port(address_of(admin), api_key)
+        self._background = Background(self.log)
+        self.shutdown = Shutdown(data, self.driver, self.jobs, self.health, self.log, self._background.start)
         self._cap()
 
     async def start(self) -> None:
@@ -149,74 +121,56 @@ class Sidecar:
         Raises ``OSError`` naming the field whose address is not available.
         """
         self.stalls.start()
-        if self.changes is not None:
+        versions, spawn = self.versions, self._background.start
+        if versions.changes is not None:
             # Before the first request: a new pod begins with the parameters of the older ones.
-            self.changes.look()
-        for port in self._ports:
-            await _listen(*port)
+            versions.changes.look()
+        for port in (self.data, self.admin):
+            await port.listen()
         if self.jobs is not None:
-            await self.jobs.start(self.data)
+            await self.jobs.start(self.data.server)
         if self.engine is not None:
-            self._spawn(self.engine.run())
-        self._spawn(self.health.run())
-        self._spawn(Resolver(self.models, self.backend, self._learned, self._changed).run())
-        self._spawn(self.control.run())
+            spawn(self.engine.run())
+        spawn(self.health.run())
+        spawn(Resolver(self.models, self.backend, self._learned, self._changed).run())
+        spawn(self.control.run())
         if self.backend.streams:
-            self._spawn(EngineMetrics(self.backend, self.streams).run())
-        if self.file.path is not None:
-            self._spawn(watch(self.file.look))
-        if self.changes is not None and self.changes.directory is not None:
-            self._spawn(watch(self.changes.look))
+            spawn(EngineMetrics(self.backend, self.streams).run())
+        if versions.file.path is not None:
+            spawn(watch(versions.file.look))
+        if versions.changes is not None and versions.changes.directory is not None:
+            spawn(watch(versions.changes.look))
         self.log.info(
             "listening",
-            extra={"data": self.address, "admin": self.admin_address, "generation": self.generation},
+            extra={"data": self.data.address, "admin": self.admin.address, "generation": versions.generation},
         )
 
     @property
-    def address(self) -> str:
-        """``host:port`` of the data port."""
-        return "{}:{}".format(*self.data.addresses[0][:2])
-
-    @property
-    def admin_address(self) -> str:
-        """``host:port`` of the admin port."""
-        return "{}:{}".format(*self.admin.addresses[0][:2])
-
-    @property
-    def generation(self) -> int:
-        """The newest version of the configuration that was accepted."""
-        change = self._change
-        return self.file.generation if change is None else max(self.file.generation, change.generation)
-
-    @property
     def running(self) -> int:
-        """The oldest version still partly in force: older than ``generation`` after a roll-back."""
-        return self.generation if self._change is None else self.control.in_force.rollback.running
+        """The oldest version still partly in force: older than the newest after a roll-back."""
+        return self.versions.generation if self.versions.change is None else self.control.in_force.rollback.running
 
     @property
     def ready(self) -> bool:
         """Whether new requests should come here."""
-        return self.health.ready and not self.data.draining
+        return self.health.ready and not self.data.server.draining
 
     @property
     def readiness(self) -> str:
         """Why new requests should come here, or not."""
-        return "draining" if self.data.draining else self.health.reason
+        return "draining" if self.data.server.draining else self.health.reason
 
     async def drain(self) -> None:
         """Report unready, accept requests while load balancers catch up, then finish; later calls wait too."""
-        await self.shutdown.drain(self.config.shutdown)
+        await self.shutdown.drain(self.versions.config.shutdown)
 
     async def close(self) -> None:
         """End everything; requests that still wait are cut off."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()
         if self.jobs is not None:
             await self.jobs.close()
-        for server in (self.data, self.admin):
-            server.stop_accepting()
-            server.abort()
+        for port in (self.data, self.admin):
+            port.close()
         self.driver.stop()
         self.streams.gatekeeper.close()
         self.stalls.stop()
@@ -224,22 +178,10 @@ class Sidecar:
         if self.engine is not None:
             self.engine.close()
 
-    def _signed_changes(self) -> Changes | None:
-        config = self.config
-        if config.public_key is None:
+    def _desk(self, config: SidecarConfig) -> Desk | None:
+        if config.jobs is None:
             return None
-        return Changes(
-            Authority(config.public_key, config.target),
-            self._changed_from_outside,
-            lambda: self.generation,
-            self.log,
-            None if config.changes is None else Path(config.changes),
-        )
-
-    @property
-    def _change(self) -> Change | None:
-        """The change from outside that is in force instead of the file's parameters."""
-        return None if self.changes is None else self.changes.in_force
+        return Desk(config, config.jobs, look=self._seen, ready=lambda: self.health.ready, log=self.log)
 
     def _data_app(self, upstream: Upstream | None, budget: Budget) -> DataApp:
         app = DataApp(
@@ -247,38 +189,22 @@ class Sidecar:
             self.backend,
             self.models,
             self.streams,
-            int(self.config.bodies.max_request),
+            int(self.versions.config.bodies.max_request),
             counts_queue=upstream is not None and upstream.count_queue,
         )
         app.jobs = None if self.jobs is None else JobsApp(self.jobs, budget)
         return app
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(self._ended)
-        self._tasks.append(task)
+    def _admin_port(self, address: tuple[str, int], api_key: str | None) -> Port:
+        server = Server(
+            AdminApp(self, api_key, local=address[0] in LOOPBACK),
+            ServerLimits(max_body_bytes=1 << 20, max_buffered_bytes=16 << 20, max_connections=ADMIN_CONNECTIONS),
+            clock=monotonic,
+        )
+        return Port("admin", server, address, ADMIN_CONNECTIONS)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.log.error("a background task ended", exc_info=error)
-
-    def _configured(self, config: SidecarConfig) -> None:
-        """Apply another version of the file, which replaces changes from outside."""
-        if self.changes is not None:
-            self.changes.superseded()
-        self.log.setLevel(config.log.upper())
-        self._use(config)
-
-    def _changed_from_outside(self, change: Change) -> None:
-        """Apply a change; from now on nothing is tuned here."""
-        self.log.info("parameters from outside", extra={"generation": change.generation})
-        config = self.file.current
-        policy = change.policy or config.policy
-        self._use(replace(config, policy=policy, parameters=change.parameters), change.generation)
-
-    def _use(self, config: SidecarConfig, change: int | None = None) -> None:
-        self.config = config
-        self.driver.terms.follow(config.policy)
+    def _use(self, config: SidecarConfig, change: int | None) -> None:
+        """Apply a version of the configuration; ``change``: its generation if it is a change from outside."""
         self._read(config)
         self._warn(config)
         self.batcher.admit(config.policy.admission)
@@ -302,10 +228,7 @@ class Sidecar:
     def _read(self, config: SidecarConfig) -> None:
         """Read requests by this configuration's rules."""
         prepare(config.limits)
-        self.driver.terms.limits = config.limits
-        if self.driver.terms.reader.across != {name.encode() for name in config.policy.batch_across}:
-            self._readers += 1
-            self.driver.terms.reader = Reader(config.policy.batch_across, self._readers)
+        self.driver.terms.follow(config.policy, config.limits)
 
     def _warn(self, config: SidecarConfig) -> None:
         try:
@@ -315,7 +238,7 @@ class Sidecar:
 
     def _largest(self, model: str) -> int:
         """Return the most rows that a batch of a model may ever have."""
-        config = self.config
+        config = self.versions.config
         if config.parameters:
             return config.parameters_of(model).max_batch
         return config.policy.limits(next((one for one in config.policy.models if one.name == model), None)).max_batch
@@ -349,16 +272,6 @@ class Sidecar:
         self.models.ask_again()
 
 
-async def _listen(name: str, server: Server, address: tuple[str, int], backlog: int) -> None:
-    try:
-        await server.listen(*address, backlog=backlog)
-    except OSError as error:
-        # Only the system's own words are kept of the loop's message.
-        why = str(error.strerror).rpartition(": ")[2]
-        host, port = address
-        raise OSError(f"{name}: {host}:{port}: {why}: name another address, in the file or with --{name}") from error
-
-
 def _batcher(config: SidecarConfig, upstream: Upstream | None) -> Batcher:
     return Batcher(
         config.parameters_of(EVERY_MODEL),
@@ -387,6 +300,20 @@ def _backend(config: SidecarConfig, upstream: Upstream | None, budget: Budget, t
         )
     assert config.onnx is not None  # noqa: S101 - for the type checker: validated
     return onnx_backend()(config.onnx, max_answer=int(config.bodies.largest_answer))
+
+
+def _data_server(
+    config: SidecarConfig, app: DataApp, budget: Budget, turns: Turns, shares: Shares, *, passes: bool
+) -> Server:
+    """Return the data port's server; ``passes``: it passes other protocols than HTTP/1.1 to the upstream."""
+    return Server(
+        app,
+        ServerLimits(max_body_bytes=int(config.bodies.max_request), max_connections=shares.clients),
+        clock=monotonic,
+        budget=budget,
+        turns=turns,
+        passage=app.foreign if passes else None,
+    )
 
 
 def onnx_backend() -> type[OnnxBackend]:

@@ -15,7 +15,7 @@ from things import DEPLOYMENT, POD, POLICY, deployment, pod, policy
 from carpool.exchange.change import Change
 from carpool.policy.parameters import Parameters
 from carpool_operator.api.model import Document, Event, Outcome
-from carpool_operator.cluster.fleet import Fleet, Sync
+from carpool_operator.cluster.fleet import Fleet, Lister, Sync
 from carpool_operator.cluster.kube import ApiError
 from carpool_operator.cluster.writing import Backoff, Writer
 from carpool_operator.delivery.publishing import ConfigMaps, Pusher
@@ -106,10 +106,9 @@ class World:
         writer = Writer(self._kube, lambda: self.leads)
         signer = Signer(KEY)
         self.fleet = Fleet(lambda: self.now)
-        self.sync = Sync(
-            self._kube, self.fleet, [None], interval=1.0, found=lambda *_: None, clock=lambda: self.now,
-            log=logging.getLogger("test"), random=Random(1),
-        )  # fmt: skip
+        log = logging.getLogger("test")
+        self.lister = Lister(self._kube, self.fleet, [None], found=lambda *_: None, log=log)
+        self.sync = Sync(self.lister, interval=1.0, clock=lambda: self.now, log=log, random=Random(1))
         maps = ConfigMaps(writer, signer)
         await maps.read([None])
         at_once = asyncio.Semaphore(8)

@@ -12,7 +12,7 @@ from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
 
 from carpool_operator.assembly import STUCK, Operator, Settings
 from carpool_operator.cluster import objects
-from carpool_operator.cluster.fleet import WATCHED
+from carpool_operator.cluster.kinds import WATCHED
 from carpool_operator.cluster.sharding import Shard
 from carpool_operator.cluster.watching import Watch
 from carpool_operator.delivery.signing import PUBLIC, PUBLIC_MAP
@@ -102,7 +102,7 @@ async def test_of_two_one_writes_and_the_other_takes_over_when_it_ends(api, star
     a = await start("a")
     await api.until(lambda: holder(api) == "a")
     b = await start("b")
-    await api.until(lambda: b.fleet.synced and api.get(*POLICY, "p").get("status"))
+    await api.until(lambda: b.fleet.coverage.synced and api.get(*POLICY, "p").get("status"))
     assert (a.election.leads(), b.election.leads()) == (True, False)
     assert b.unready() == ""
 
@@ -124,7 +124,7 @@ async def test_an_operator_that_is_stopped_releases_the_lease(api, start):
 
 async def test_probes_and_metrics_are_served(api, start):
     one = await start()
-    await api.until(lambda: one.fleet.synced and one.election.leads())
+    await api.until(lambda: one.fleet.coverage.synced and one.election.leads())
     async with (
         aiohttp.ClientSession(f"http://127.0.0.1:{one.health.port}") as session,
         session.get("/readyz") as ready,
@@ -145,7 +145,7 @@ async def test_it_waits_for_a_server_that_is_not_there_yet_and_is_alive_meanwhil
     assert one.stuck() == ""
 
     api.faults.clear()
-    await api.until(lambda: one.fleet.synced)
+    await api.until(lambda: one.fleet.coverage.synced)
 
 
 async def test_only_the_given_namespaces_are_read(api, start):
@@ -186,10 +186,10 @@ async def test_a_namespace_that_is_deleted_stops_nothing_in_the_others(api, star
 
 async def test_what_is_stuck_is_named(api, start):
     one = await start()
-    await api.until(lambda: one.fleet.synced and one._loop is not None)
+    await api.until(lambda: one.fleet.coverage.synced and one._loop is not None)
     one._clock = lambda: one.sync.ended + STUCK / 2
     assert one.stuck() == ""
-    one.fleet.unheard["policies", None] = 3
+    one.fleet.coverage.unheard["policies", None] = 3
     assert one.stuck() == "no events come of policies, though there are changes"
     one._loop.progress -= 2 * STUCK
     one.election.leads = lambda: True
@@ -206,14 +206,14 @@ async def test_one_namespace_s_watch_that_died_shows_though_the_others_live(api,
     lives = Watch.run
     monkeypatch.setattr(Watch, "run", lambda watch: None if watch.listing.path.endswith("/b/pods") else lives(watch))
     one = await start(namespaces=("a", "b"))
-    await api.until(lambda: one.fleet.synced and len(one._watches) == 2 * len(WATCHED))
+    await api.until(lambda: one.fleet.coverage.synced and len(one._watches) == 2 * len(WATCHED))
     begun = one._clock()
     one._clock = lambda: begun + 3 * STUCK
     one.sync.ended = one._clock()
     for watch in one._watches:
         if not watch.listing.path.endswith("/b/pods"):
             watch.heard = one._clock()
-    one.fleet.alive("pods")
+    one.fleet.coverage.alive("pods")
 
     assert one.stuck() == "the watch of /api/v1/namespaces/b/pods is stuck"
     age = next(line for line in one.metrics.text().decode().splitlines() if 'event_age_seconds{kind="pods"}' in line)
@@ -224,7 +224,7 @@ async def test_a_key_that_can_not_sign_keeps_it_from_leading_not_from_running(ap
     api.put("v1", "secrets", {"metadata": {"name": "carpool-signing-key"}, "data": {}}, "carpool")
     api.put(*POLICY, policy())
     one = await start()
-    await api.until(lambda: one.fleet.synced and holder(api) == "a")
+    await api.until(lambda: one.fleet.coverage.synced and holder(api) == "a")
 
     assert one._loop is None
     assert "status" not in api.get(*POLICY, "p")
@@ -278,7 +278,7 @@ async def test_a_cluster_that_is_divided_anew_has_no_two_operators_of_one_namesp
     whole = await start("whole")
     await api.until(lambda: holder(api) == "whole")
     shards = [await start(name, shard=Shard(index, 2)) for index, name in enumerate("ab")]
-    await api.until(lambda: all(each.fleet.synced for each in shards))
+    await api.until(lambda: all(each.fleet.coverage.synced for each in shards))
     assert [each.election.leads() for each in shards] == [False, False]
 
     await start.end(whole)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from carpool_operator import main as module
-from carpool_operator.cluster.fleet import KINDS
+from carpool_operator.cluster.kinds import KINDS
 from carpool_operator.cluster.watching import LeftOut
 from carpool_operator.main import FAILED, NO_CLUSTER, OK, main, parser
 

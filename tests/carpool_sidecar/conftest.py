@@ -254,7 +254,7 @@ class World:
     async def start(self, **fields):
         """A sidecar and a client of its data port."""
         sidecar = await self.sidecar(**fields)
-        return sidecar, self.client(sidecar.address)
+        return sidecar, self.client(sidecar.data.address)
 
     @staticmethod
     async def queued(sidecar, rows):

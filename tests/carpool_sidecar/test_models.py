@@ -157,12 +157,12 @@ async def test_a_name_in_the_policy_that_the_server_does_not_know_is_doubted_onc
     for entry in (typo, described, used):
         await made.resolve(entry)
     assert table.reason(typo) == "the policy says axis First"
-    used.proven = True
+    used.known.proven = True
     assert table.reason(typo) == (
         "the policy says axis First, but the server does not describe it and only answered for used: check its name"
     )
     assert (table.reason(described), table.reason(used)) == (described.reason, used.reason)
-    table.entry(endpoint("typo", "1")).proven = True
+    table.entry(endpoint("typo", "1")).known.proven = True
     assert table.reason(typo) == "the policy says axis First"
 
 
@@ -183,7 +183,7 @@ async def test_another_version_is_reported_and_the_same_in_other_words_is_not(fo
 async def test_names_that_never_worked_make_room_and_those_that_did_stay(forgotten):
     table = ModelTable([], forgotten.append)
     good = table.entry(endpoint("good"))
-    good.proven = True
+    good.known.proven = True
     for number in range(2 * MAX_ENTRIES):
         table.entry(endpoint(f"made-up-{number}"))
     assert len(list(table)) == MAX_ENTRIES
@@ -204,7 +204,7 @@ async def test_names_that_the_policy_knows_stay(forgotten):
 async def test_without_room_requests_are_sent_alone_under_another_name(forgotten):
     table = ModelTable([], forgotten.append)
     for number in range(MAX_ENTRIES):
-        table.entry(endpoint(f"{number}")).proven = True
+        table.entry(endpoint(f"{number}")).known.proven = True
     entry = table.entry(endpoint("one-more"))
     assert (entry.lane, entry.alone, entry.alone_by_protocol) == (OTHER, "too-many-models", "too-many-models")
 
@@ -247,7 +247,7 @@ async def test_a_lane_is_forgotten_with_the_last_version_that_uses_it(forgotten)
     table.missing(two)
     assert forgotten == ["m"]
     proven = table.entry(endpoint("n"))
-    proven.proven = True
+    proven.known.proven = True
     table.missing(proven)
     assert list(table) == [proven]
 
@@ -307,7 +307,7 @@ async def test_metadata_that_can_not_be_read_end_nothing(forgotten, wait_until, 
     table = ModelTable([Model(name="odd")], forgotten.append)
     made = Resolving(table, Server(odd=Document(200, body), good=Document(200, metadata([-1]))))
     task = asyncio.create_task(made.run())
-    await wait_until(lambda: table.entry(endpoint("odd")).axis is not None)
+    await wait_until(lambda: table.entry(endpoint("odd")).known.axis is not None)
     assert table.entry(endpoint("good")).alone == "axis-unknown"
     await wait_until(lambda: table.entry(endpoint("good")).alone is None)
     task.cancel()

@@ -80,7 +80,7 @@ async def start(world, path, **fields):
     policy = {"models": [], **fields.pop("policy", {})}
     sidecar = await world.sidecar(upstream=None, onnx={"path": path, "threads": 1}, policy=policy, **fields)
     name = sidecar.backend.model
-    client = world.client(sidecar.address)
+    client = world.client(sidecar.data.address)
     await client.get(b"/v2/health/ready")
     return sidecar, client, name
 
@@ -209,7 +209,7 @@ async def test_texts_of_different_lengths_share_batches_and_get_their_own_answer
             "verification": {},
         },
     )
-    client = world.client(sidecar.address)
+    client = world.client(sidecar.data.address)
     rng = np.random.default_rng(11)
 
     async def ask(ids):
@@ -398,8 +398,8 @@ async def test_a_name_that_paths_encode_is_described_and_batched(world, matmul, 
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
     assert (await client.send(b"POST", f"/v2/models/{spelt[-1]}/infer".encode(), body)).status == 200
     (entry,) = sidecar.models
-    await world.until(lambda: entry.axis is not None)
-    assert (entry.model, entry.axis.kind) == (name, "First")
+    await world.until(lambda: entry.known.axis is not None)
+    assert (entry.model, entry.known.axis.kind) == (name, "First")
 
 
 async def test_a_row_that_does_not_fit_costs_nobody_else_an_answer(world, matmul):
@@ -564,7 +564,7 @@ async def test_longer_json_than_is_read_is_413_and_halves_a_batch(world, matmul,
         policy={"models": []},
         parameters={"*": {"maxBatch": 8, "maxInFlight": 1}},
     )
-    client, name = world.client(sidecar.address), sidecar.backend.model
+    client, name = world.client(sidecar.data.address), sidecar.backend.model
     await client.get(b"/v2/health/ready")
     gate = gated(sidecar)
     first = client.predict(b"[1,2,3,4]", model=name)

@@ -32,7 +32,7 @@ async def test_a_model_that_became_another_version_is_learned_anew(world):
     sidecar, client = await world.start(policy={"models": []})
     assert (await client.predict(b"1")).status == 200
     entry = next(iter(sidecar.models))
-    await world.until(lambda: entry.axis is not None)
+    await world.until(lambda: entry.known.axis is not None)
     lane, other = sidecar.batcher.model("m"), sidecar.batcher.model("n")
     assert lane.first_batches.seen
     other.first_batches.seen.add((0, 1))
@@ -51,19 +51,19 @@ async def test_configurations_change_under_load_and_no_request_is_lost(world, tm
     ]
     path.write_text(versions[0])
     sidecar = await world.sidecar(versions[0], path=path)
-    client = world.client(sidecar.address)
+    client = world.client(sidecar.data.address)
     asked = []
     for turn in range(40):
         asked += [(client.predict(b"[%d]" % number), number) for number in range(turn, turn + 10)]
         path.write_text("broken" if turn % 5 == 4 else versions[turn % 4])
-        sidecar.file.look()
+        sidecar.versions.file.look()
         await asyncio.sleep(0)
     answers = [((await one).json, number) for one, number in asked]
     assert all(answer == {"predictions": [[number]]} for answer, number in answers)
-    assert sidecar.file.rejected == 8
-    assert sidecar.generation > 20
+    assert sidecar.versions.file.rejected == 8
+    assert sidecar.versions.generation > 20
     path.write_text(versions[3])
-    sidecar.file.look()
+    sidecar.versions.file.look()
     assert sidecar.batcher.model("m").parameters.max_batch == 16
 
 
@@ -77,11 +77,11 @@ async def test_a_new_policy_takes_hold(world, tmp_path):
         "admission": {"timeout": "3s", "maxQueuedRows": 1},
     }
     path.write_text(world.config(policy=policy))
-    sidecar.file.look()
+    sidecar.versions.file.look()
     assert (sidecar.driver.terms.due, sidecar.driver.terms.timeout) == (0.07, 3.0)
     assert sidecar.batcher.model("m").cap == 2
     assert next(iter(sidecar.models)).alone == "axis-none"
-    client = world.client(sidecar.address)
+    client = world.client(sidecar.data.address)
     first, rest = await world.queue_behind(sidecar, client, [b"1"])
     assert (await client.predict(b"2")).status == 429
     world.model.release()
@@ -92,11 +92,11 @@ async def test_a_drain_loses_nothing_and_refuses_nobody_while_it_still_accepts(w
     sidecar, client = await world.start(shutdown={"lame": "50ms", "limit": "20s"})
     first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
     draining = asyncio.create_task(sidecar.drain())
-    await world.until(lambda: sidecar.data.draining)
+    await world.until(lambda: sidecar.data.server.draining)
     assert not sidecar.ready
     late = client.predict(b"3")  # a load balancer that has not noticed yet
     await world.until(lambda: sidecar.batcher.queued_rows == 3)
-    await world.until(lambda: not sidecar.data._listeners)
+    await world.until(lambda: not sidecar.data.server._listeners)
     assert not draining.done()
     world.model.release()
     await draining
@@ -148,12 +148,12 @@ async def test_a_new_version_with_a_fixed_wait_beyond_the_slo_is_taken_with_a_wa
     first = world.config(parameters={"*": {"maxBatch": 2, "maxWait": "1ms"}})
     path.write_text(first)
     sidecar = await world.sidecar(first, path=path)
-    sidecar.file.look()
+    sidecar.versions.file.look()
     assert not [each for each in caplog.records if each.levelname == "WARNING"]
     path.write_text(world.config(parameters={"*": {"maxBatch": 2, "maxWait": "1h"}}))
-    sidecar.file.look()
-    assert sidecar.file.error is None
-    assert sidecar.config.parameters["*"].max_wait == 3600
+    sidecar.versions.file.look()
+    assert sidecar.versions.file.error is None
+    assert sidecar.versions.config.parameters["*"].max_wait == 3600
     (warned,) = [each for each in caplog.records if each.levelname == "WARNING"]
     assert "parameters[*].maxWait: 1h is not below the SLO" in warned.error
 

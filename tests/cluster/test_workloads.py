@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-from random import Random
 from time import monotonic
 
 import pytest
 from minicluster import carpool, foreign
 
 from carpool_operator.api.model import Target
-from carpool_operator.cluster.fleet import Fleet, Sync
+from carpool_operator.cluster.fleet import Fleet, Lister
 from carpool_operator.cluster.kube import connect
 from carpool_operator.injector.bypass import port_name
 from carpool_operator.workloads.kind import at
@@ -89,11 +88,7 @@ def installed(cluster, api):
 
 async def once(cluster, fleet):
     kube = connect(str(cluster.kubeconfig))
-    sync = Sync(
-        kube, fleet, [None], interval=1.0, found=lambda *_: None, clock=monotonic, log=logging.getLogger("test"),
-        random=Random(0),
-    )  # fmt: skip
-    await sync.once()
+    await Lister(kube, fleet, [None], found=lambda *_: None, log=logging.getLogger("test")).list_all()
     kube.close()
 
 
@@ -102,8 +97,8 @@ async def test_a_cluster_without_the_crds_is_listed_whole(bare, cluster):
 
     await once(cluster, fleet)
 
-    assert fleet.synced
-    assert fleet.present == {*ALWAYS, *(kind.plural for kind in KINDS if kind.built_in)}
+    assert fleet.coverage.synced
+    assert fleet.coverage.present == {*ALWAYS, *(kind.plural for kind in KINDS if kind.built_in)}
 
 
 async def test_each_kind_is_read_as_its_real_schema_stores_it(bare, installed, cluster, namespace):
@@ -113,7 +108,7 @@ async def test_each_kind_is_read_as_its_real_schema_stores_it(bare, installed, c
 
     await once(cluster, fleet)
 
-    assert fleet.present == {*ALWAYS, *(kind.plural for kind in KINDS)}
+    assert fleet.coverage.present == {*ALWAYS, *(kind.plural for kind in KINDS)}
     for kind in SPECS:
         found = fleet.workload(Target(namespace, kind, "web"))
         assert found.annotations == SLO, kind

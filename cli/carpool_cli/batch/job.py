@@ -14,7 +14,7 @@ from carpool_cli.batch.formats import MOST_AHEAD, BadRow, Item, Row, Source
 from carpool_cli.profiling.targets import TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from carpool_cli.batch.journal import Journal
 
@@ -169,6 +169,41 @@ class _Caller:
         return True
 
 
+class Results:
+    """What a job has written into its journal, in the order of the rows; earlier runs included."""
+
+    def __init__(self, source: Source, journal: Journal) -> None:
+        self.answered = journal.progress.answered
+        self.skipped = journal.progress.skipped
+        self._source, self._journal = source, journal
+        self._written = source.number
+        """Number of the last row whose line is in the journal."""
+
+    def add(self, served: Served) -> None:
+        """Write the next batch."""
+        errors = b"".join(self._source.report(row) for row in sorted(served.bad))
+        bad = {row.number: row for row in served.bad}
+        good = (item.number for item in served.items if item.number not in bad)
+        self._write(bad | dict(zip(good, served.answers, strict=True)), served.number, errors)
+        self.answered += len(served.answers)
+        self.skipped += len(served.bad)
+
+    def end(self, position: int, number: int) -> None:
+        """Write the blank lines at the end, as another shard's lines may follow, and commit all."""
+        if number > self._written:
+            self._write({}, number, b"")
+        self.commit(position, number)
+
+    def commit(self, position: int, number: int) -> None:
+        """Commit what is written up to a position of the source, and its row's number."""
+        self._journal.commit(position=position, number=number, answered=self.answered, skipped=self.skipped)
+
+    def _write(self, found: Mapping[int, Row | BadRow], number: int, errors: bytes) -> None:
+        rows = range(self._written + 1, number + 1)
+        self._journal.append(self._source.encode([found.get(row) for row in rows]), errors)
+        self._written = number
+
+
 class Job:
     """Runs the rows of a source through ``run`` into a journal.
 
@@ -199,7 +234,7 @@ class Job:
     ) -> None:
         self._source = source
         self._caller = _Caller(run, retries=retries, isolates=isolates, stopping=stopping, waits=waits)
-        self._journal = journal
+        self.results = Results(source, journal)
         self._sizes = sizes
         self._concurrency = concurrency
         self._ahead = max(ahead, concurrency)
@@ -207,10 +242,6 @@ class Job:
         self._clock = clock
         self._stopping = stopping
         self._abandon = abandon
-        self.answered = journal.progress.answered
-        self.skipped = journal.progress.skipped
-        self._written = source.number
-        """Number of the last row whose line is in the journal."""
 
     def go(self, tell: Callable[[int], None]) -> None:
         """Run to the end of the source; ``tell`` is called with the position after each batch.
@@ -252,10 +283,10 @@ class Job:
                         done = served.position
                         tell(served.position)
                         if self._clock() - committed >= COMMIT_EVERY:
-                            self._commit(served.position, served.number)
+                            self.results.commit(served.position, served.number)
                             committed = self._clock()
                         if self._too_many():
-                            self._commit(served.position, served.number)
+                            self.results.commit(served.position, served.number)
                             number, error, _ = max(served.bad)
                             raise TooManyBad(f"{self._counted()}, the last in {self._source.unit} {number} ({error})")
             finally:
@@ -264,34 +295,21 @@ class Job:
                     waiting.cancel()
                 if under_way:
                     self._abandon()
-        position, number = self._source.position, self._source.number
-        if number > self._written:  # blank lines at the end: another shard's lines may follow
-            self._take(Served([], [], [], None, too_large=False, position=position, number=number))
-        self._commit(position, number)
+        self.results.end(self._source.position, self._source.number)
 
     def _too_many(self) -> bool:
-        return self._max_bad is not None and self.skipped > self._max_bad
+        return self._max_bad is not None and self.results.skipped > self._max_bad
 
     def _counted(self) -> str:
-        return "1 row is bad" if self.skipped == 1 else f"{self.skipped} rows are bad"
+        skipped = self.results.skipped
+        return "1 row is bad" if skipped == 1 else f"{skipped} rows are bad"
 
     def _take(self, served: Served) -> None:
-        errors = b"".join(self._source.report(row) for row in sorted(served.bad))
-        bad = {row.number: row for row in served.bad}
-        good = (item.number for item in served.items if item.number not in bad)
-        found = bad | dict(zip(good, served.answers, strict=True))
-        rows = range(self._written + 1, served.number + 1)
-        self._journal.append(self._source.encode([found.get(row) for row in rows]), errors)
-        self._written = served.number
-        self.answered += len(served.answers)
-        self.skipped += len(served.bad)
+        self.results.add(served)
         if served.too_large:
             self._sizes.refuse(len(served.items))
         elif served.seconds is not None:
             self._sizes.observe(len(served.items), served.seconds)
-
-    def _commit(self, position: int, number: int) -> None:
-        self._journal.commit(position=position, number=number, answered=self.answered, skipped=self.skipped)
 
     def _serve(self, items: list[Item], bad: list[BadRow], position: int, number: int) -> Served:
         """Answer a batch; if the model rejects it, find the bad rows."""

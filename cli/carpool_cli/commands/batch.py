@@ -241,7 +241,7 @@ def _run(
     )
     if journal.resumed:
         click.echo(f"continuing after row {journal.progress.number}: {journal.progress.answered} are answered")
-    before, started = job.answered, time.monotonic()
+    before, started = job.results.answered, time.monotonic()
     try:
         _with_bar(job.go, source)
     except TooManyBad as error:
@@ -258,7 +258,7 @@ def _run(
         target.close()
     seconds = time.monotonic() - started
     journal.finish(source.assemble)
-    rate = (job.answered - before) / max(seconds, 1e-9)
+    rate = (job.results.answered - before) / max(seconds, 1e-9)
     return f"{format_seconds(seconds)}, {number(rate)} rows/s, batches of {sizes.size}"
 
 

@@ -154,26 +154,29 @@ async def until_interrupted(run: Awaitable[Result], stop: Callable[[], None]) ->
         loop.remove_signal_handler(signal.SIGINT)
 
 
-class _Complaints:
-    """Beginnings of error answers, each text once per status, and which request got which."""
+class Outcomes:
+    """The outcome of each request: see ``Recording``. Each text of an error is kept once per status."""
 
     def __init__(self, requests: int) -> None:
+        self.sent = array("d", bytes(8 * requests))
+        self.done = array("d", bytes(8 * requests))
+        self.status = array("h", bytes(2 * requests))
+        self.complained = array("H", bytes(2 * requests))
         self._places: dict[tuple[int, str], int] = {}  # by status and text: counted from 1
         self._texts: Counter[int] = Counter()  # by status
-        self.of_request = array("H", bytes(2 * requests))
 
     @property
     def texts(self) -> list[str]:
         """All texts, in the order of their places."""
         return [text for _, text in self._places]
 
-    def add(self, index: int, status: int, body: bytes) -> None:
-        """Keep the beginning of the answer to a request."""
+    def complain(self, index: int, status: int, body: bytes) -> None:
+        """Keep the beginning of the error that a request was answered with."""
         said = status, " ".join(body[:COMPLAINT].decode("utf-8", "replace").split())
         if said not in self._places and said[1] and self._texts[status] < MAX_COMPLAINTS:
             self._texts[status] += 1
             self._places[said] = len(self._places) + 1
-        self.of_request[index] = self._places.get(said, 0)
+        self.complained[index] = self._places.get(said, 0)
 
 
 class LoadGenerator(OnTime):
@@ -208,12 +211,9 @@ class LoadGenerator(OnTime):
             )
             for request in requests
         ]
-        self._sent = array("d", bytes(8 * len(due)))
-        self._done = array("d", bytes(8 * len(due)))
-        self._status = array("h", bytes(2 * len(due)))
+        self._outcomes = Outcomes(len(due))
         self._outstanding: dict[int, Call] = {}
         self._most_outstanding = 0
-        self._complaints = _Complaints(len(due))
         self._settled = asyncio.Event()
 
     async def run(self) -> Recording:
@@ -225,22 +225,23 @@ class LoadGenerator(OnTime):
             call.cancel()
             if not is_stopped:
                 self.settle(index, -1 - FAILURES.index("timeout"))
-        ended = [index for index, status in enumerate(self._status) if status]
+        outcomes = self._outcomes
+        ended = [index for index, status in enumerate(outcomes.status) if status]
 
         def of_ended(values: Sequence[Number]) -> Sequence[Number]:
             return [values[index] for index in ended] if is_stopped else values
 
         return Recording(
             of_ended(self._due),
-            of_ended(self._sent),
-            of_ended(self._done),
-            of_ended(self._status),
+            of_ended(outcomes.sent),
+            of_ended(outcomes.done),
+            of_ended(outcomes.status),
             stalls,
             cpu_seconds,
             seconds,
             self._most_outstanding,
-            self._complaints.texts,
-            of_ended(self._complaints.of_request),
+            outcomes.texts,
+            of_ended(outcomes.complained),
             self._stopped_at,
             left_out,
         )
@@ -258,7 +259,7 @@ class LoadGenerator(OnTime):
 
     def _send(self, index: int) -> None:
         which = index % len(self._requests)
-        self._sent[index] = self.now()
+        self._outcomes.sent[index] = self.now()
         call = self._pool.send(
             self._heads[which], self._requests[which].body, _Shot(self, index), timeout=self._timeout, retry_stale=True
         )
@@ -270,21 +271,21 @@ class LoadGenerator(OnTime):
 
     def settle(self, index: int, status: int) -> None:
         """Record the end of a request."""
-        self._done[index] = self.now()
-        self._status[index] = status
+        self._outcomes.done[index] = self.now()
+        self._outcomes.status[index] = status
         self._outstanding.pop(index, None)
         if not self._outstanding:
             self._settled.set()
 
     def complain(self, index: int, status: int, body: bytes) -> None:
         """Keep the beginning of an error answer."""
-        self._complaints.add(index, status, body)
+        self._outcomes.complain(index, status, body)
 
     def verify(self, index: int, headers: Headers, body: bytes) -> None:
         """Check a good answer, if requested; its time was taken before."""
         request = self._requests[index % len(self._requests)]
         if self._verify and not is_echo(self._protocol, request, find(headers, tensors.HEADER_LENGTH), body):
-            self._status[index] = -1 - FAILURES.index(MISMATCH)
+            self._outcomes.status[index] = -1 - FAILURES.index(MISMATCH)
 
 
 class _Shot:

@@ -58,6 +58,10 @@ class State(StrEnum):
     """The policy forbids changes."""
 
 
+STALLED_SHARE = 0.25
+"""Share of an interval that the counting host may pause before the whole interval is void."""
+
+
 class Observation(Struct, frozen=True):
     """The counts since the last observation."""
 

@@ -10,20 +10,17 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
-from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Target
-from carpool_operator.api.spec import API_VERSION, PLURAL
-from carpool_operator.cluster.autoscalers import HPAS, SCALED_OBJECTS, RawHpa, RawScaledObject
+from carpool_operator.cluster.autoscalers import HPAS, SCALED_OBJECTS
 from carpool_operator.cluster.cache import Cache
+from carpool_operator.cluster.coverage import Coverage
+from carpool_operator.cluster.kinds import KINDS, NAMESPACES, PODS, POLICIES
 from carpool_operator.cluster.kube import ApiError, Kube, path_of
-from carpool_operator.cluster.objects import RawNamespace, RawPod, RawPolicy, workload
-from carpool_operator.cluster.watching import NOT_THERE, RARELY, Items, Kept, LeftOut, Listing, Watch
+from carpool_operator.cluster.watching import NOT_THERE, RARELY, Items, LeftOut, Listing, Watch
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Key
 
@@ -34,42 +31,8 @@ if TYPE_CHECKING:
 
     from carpool_operator.api.model import Namespace, Pod, Policy, Workload
     from carpool_operator.cluster.autoscalers import Autoscaler
-
-POLICIES, NAMESPACES, PODS = "policies", "namespaces", "pods"
-
-
-class Kind(NamedTuple):
-    """One kind of object that is watched."""
-
-    api: str
-    plural: str
-    query: dict[str, str]
-    kept: Kept[Any]
-    optional: bool = False
-    """Whether a cluster may be without it."""
-
-
-KINDS = {
-    POLICIES: Kind(API_VERSION, PLURAL, {}, Kept(RawPolicy, RawPolicy.policy)),
-    **{
-        kind.plural: Kind(kind.api, kind.plural, {}, Kept(kind.raw, partial(workload, kind)), not kind.built_in)
-        for kind in registry.KINDS
-    },
-    NAMESPACES: Kind("v1", NAMESPACES, {}, Kept(RawNamespace, RawNamespace.namespace), optional=True),
-    PODS: Kind("v1", PODS, {"labelSelector": f"{names.INJECTED}=true"}, Kept(RawPod, RawPod.pod)),
-    # An operator of an older chart has no rights to them.
-    HPAS: Kind("autoscaling/v2", HPAS, {}, Kept(RawHpa, RawHpa.autoscaler), optional=True),
-    SCALED_OBJECTS: Kind(
-        "keda.sh/v1alpha1", SCALED_OBJECTS, {}, Kept(RawScaledObject, RawScaledObject.autoscaler), optional=True
-    ),
-}
-
-WATCHED = (PODS, "replicasets", HPAS, SCALED_OBJECTS)
-"""Kinds with our own watch: they change by themselves all the time, or most of them don't matter, as the ReplicaSets of
-Deployments. kopf watches the others, and holds all of an object."""
-
-REQUIRED = [name for name, kind in KINDS.items() if not kind.optional]
-"""Kinds that every cluster has."""
+    from carpool_operator.cluster.kinds import Kind
+    from carpool_operator.cluster.objects import RawPolicy
 
 
 class Fleet:
@@ -77,25 +40,12 @@ class Fleet:
 
     def __init__(self, clock: Callable[[], float], mine: Callable[[str], bool] = lambda _namespace: True) -> None:
         """Start empty. ``mine``: whether objects of a namespace are kept."""
+        self.coverage = Coverage(clock)
         self.policies: Cache[Key, Policy] = Cache()
         self.pods: Cache[Key, Pod] = Cache()
         self.left_out = {kind: LeftOut(kind) for kind in KINDS}
         """Unreadable objects by kind, shared by all that read the kind: the list, and its watch or kopf."""
-        self.synced = False
-        """Whether everything has been listed once."""
-        now = clock()
-        self.last_event = dict.fromkeys(REQUIRED, now)
-        """Time of the last event, by kind that this cluster has; for pods, bookmarks count."""
-        self.unheard: dict[tuple[str, str | None], int] = {}
-        """By kind and namespace (``None``: all): lists in a row that found changes while no event had come since the
-        list before. By namespace, because each has its own watch."""
-        self._clock = clock
         self._mine = mine
-        self._last_list: dict[tuple[str, str | None], float] = {}
-        """By kind and namespace (``None``: all), where the last list worked."""
-        self._unread: set[str | None] = set()
-        """Namespaces that could not be read."""
-        self._last_events: dict[tuple[str, str], float] = {}
         self.namespaces: Cache[Key, Namespace] = Cache()
         self._workloads: dict[str, Cache[Key, Workload]] = {kind.plural: Cache() for kind in registry.KINDS}
         self._autoscalers: dict[str, Cache[Key, Autoscaler]] = {kind: Cache() for kind in (HPAS, SCALED_OBJECTS)}
@@ -107,57 +57,14 @@ class Fleet:
             **self._autoscalers,
         }
 
-    @property
-    def present(self) -> frozenset[str]:
-        """The kinds that this cluster has, as far as known."""
-        return frozenset(self.last_event)
-
-    @property
-    def places(self) -> frozenset[tuple[str, str | None]]:
-        """Kinds and namespaces (``None``: all) whose last list worked."""
-        return frozenset(self._last_list)
-
-    def followed(self) -> tuple[list[str], list[str | None]]:
-        """Return the kinds and the namespaces (``None``: all) that kopf can watch.
-
-        kopf watches each of the kinds in each of the namespaces, and ends if it may not list one of them. So a kind
-        that can't be listed in one of these namespaces is left out. Its objects are only listed, from time to time.
-        """
-        listed = self._last_list
-        namespaces = [
-            each for kind, each in listed if kind == POLICIES and all((of, each) in listed for of in REQUIRED)
-        ]
-        # Namespaces can't be watched with rights in only some of them.
-        apart = {*WATCHED} if None in namespaces else {*WATCHED, NAMESPACES}
-        kinds = [kind for kind in KINDS if kind not in apart and all((kind, each) in listed for each in namespaces)]
-        return kinds, namespaces
-
-    def is_listed(self, kind: str, namespace: str) -> bool:
-        """Whether the last list of a kind worked in a namespace. If not, objects that are not known may exist there."""
-        return (kind, namespace) in self._last_list or (kind, None) in self._last_list
-
-    def lists_workloads(self, kind: str, namespace: str) -> bool:
-        """Whether the last list of a kind of workload, such as ``Rollout``, worked in a namespace."""
-        return kind in registry.BY_NAME and self.is_listed(registry.BY_NAME[kind].plural, namespace)
-
-    def found(self, kind: str) -> None:
-        """Record that this cluster has a kind."""
-        self.last_event.setdefault(kind, self._clock())
-
     def unlisted(self, kind: str, namespace: str | None) -> None:
-        """Record that a kind can't be listed in a namespace or in all, and forget its objects there.
-
-        If it can't be listed anywhere, the cluster does not have it.
-        """
-        self._last_list.pop((kind, namespace), None)
-        self.unheard.pop((kind, namespace), None)
+        """Record that a kind can't be listed in a namespace or in all, and forget its objects there."""
+        self.coverage.unlisted(kind, namespace)
         self._caches[kind].forget(_within(namespace))
-        if not any(listed == kind for listed, _ in self._last_list):
-            self.last_event.pop(kind, None)
 
     def leave_out(self, namespace: str | None) -> None:
         """Forget all of a namespace that can't be read, and ignore its events until something there is listed again."""
-        self._unread.add(namespace)
+        self.coverage.unread(namespace)
         for kind in KINDS:
             self.unlisted(kind, namespace)
 
@@ -173,11 +80,8 @@ class Fleet:
 
     def seen(self, kind: str, key: Key, version: int, value: object) -> None:
         """Record an object at a version; ``None``: it was deleted, or does not matter any more."""
-        if kind not in self.last_event or key.namespace in self._unread:
-            return  # a late event, sent before the kind was removed or the namespace left out
-        now = self.last_event[kind] = self._clock()
-        if (kind, key.namespace) in self._last_list:
-            self._last_events[kind, key.namespace] = now
+        if not self.coverage.heard(kind, key.namespace):
+            return
         if value is None:
             self._caches[kind].drop(key, version)
         elif self._mine(key.namespace):
@@ -189,39 +93,20 @@ class Fleet:
         self.seen(POLICIES, raw.metadata.key, raw.metadata.version, raw.policy())
         return raw
 
-    def alive(self, kind: str) -> None:
-        """Record that the watch works, unless the cluster does not have the kind."""
-        if kind in self.last_event:
-            self.last_event[kind] = self._clock()
-
     def listed_by_watch(self, kind: str, namespace: str | None, items: Items[Any], version: int) -> None:
         """Store the first list of a watch: the cluster has the kind."""
-        self.found(kind)
+        self.coverage.found(kind)
         self.listed(kind, namespace, items, version)
 
     def listed(self, kind: str, namespace: str | None, items: Items[Any], version: int) -> int:
         """Store a list of all objects of a kind, in one namespace or in all; returns how many changed."""
-        self._unread.discard(namespace)
+        self.coverage.read(namespace)
         mine = {key: item for key, item in items.items() if self._mine(key.namespace)}
         return self._caches[kind].replace(mine, version, _within(namespace))
 
-    def listening(self, kind: str, namespace: str | None, changes: int) -> None:
-        """Compare the changes that a list of a kind found, in one namespace or in all, with the events received."""
-        place = kind, namespace
-        heard = self.last_event[kind] if namespace is None else self._last_events.get((kind, namespace), -inf)
-        last = self._last_list.get(place)
-        missed = changes and self.synced and last is not None and heard <= last
-        deaf = missed and self._is_watched(kind, namespace)
-        self.unheard[place] = self.unheard.get(place, 0) + 1 if deaf else 0
-        self._last_list[place] = self._clock()
-
-    def _is_watched(self, kind: str, namespace: str | None) -> bool:
-        kinds, namespaces = self.followed()
-        return kind in WATCHED or (kind in kinds and namespace in namespaces)
-
     def sizes(self) -> dict[str, int]:
         """Return how many objects of each kind there are."""
-        return {kind: len(cache) for kind, cache in self._caches.items() if kind in self.last_event}
+        return {kind: len(cache) for kind, cache in self._caches.items() if kind in self.coverage.last_event}
 
     def workload(self, target: Target) -> Workload | None:
         """Return a target's workload."""
@@ -253,8 +138,8 @@ class Fleet:
         return found
 
 
-class Sync:
-    """Lists everything, at once and then every ``interval`` seconds."""
+class Lister:
+    """Lists everything into the fleet. ``found`` is called with the changes that no event had reported, by kind."""
 
     def __init__(
         self,
@@ -262,64 +147,29 @@ class Sync:
         fleet: Fleet,
         namespaces: Sequence[str | None],
         *,
-        interval: float,
         found: Callable[[str, int], None],
-        clock: Callable[[], float],
         log: logging.Logger,
-        random: random.Random,
     ) -> None:
-        self.ended = clock()
-        """When the last list ended, successful or not."""
-        self.ok = asyncio.Event()
-        """Set while the last list was successful."""
-        self.kinds_changed = asyncio.Event()
-        """Set when other kinds can be listed, or the same in other namespaces; the consumer clears it."""
         self._kube = kube
         # Its own thread pool: name lookups for servers named in policies use the loop's, and may take long.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lists")
         self._fleet = fleet
         self._namespaces = namespaces
-        self._interval = interval
         self._found = found
-        self._clock = clock
         self._log = log
-        self._random = random
-        self._doubted = asyncio.Event()
-        self._places = fleet.places
+        self._places = fleet.coverage.places
         """Those of the last successful list."""
-        self._left_out: set[str | None] = set()
+        self.left_out: set[str | None] = set()
         """Namespaces that it left out."""
 
-    def doubt(self) -> None:
-        """List again at once: ``ok`` is cleared until a list that begins now succeeds."""
-        self.ok.clear()
-        self._doubted.set()
-
-    async def run(self) -> None:
-        """List until cancelled."""
-        failures = 0
-        while True:
-            self._doubted.clear()
-            try:
-                await self.once()
-                failures = 0
-                wait = min(self._interval, RARELY) if self._left_out else self._interval
-            except ApiError as error:
-                self.ok.clear()
-                wait = max(error.retry_after, min(30.0, 2.0**failures))
-                failures = min(failures + 1, 10)
-                self._log.warning("listing failed", extra={"status": error.status, "error": str(error)})
-            self.ended = self._clock()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait * self._random.uniform(0.8, 1.0)):
-                    await self._doubted.wait()
-
-    async def once(self) -> None:
+    async def list_all(self) -> bool:
         """List everything. A namespace that may not be read, as after its deletion, is left out.
 
+        Returns whether other kinds can be listed than by the last successful list, or the same in other namespaces.
         Raises ``ApiError``, also if none of the namespaces may be read; results until then are stored.
         """
-        before, there = self._fleet.present, list(self._namespaces)
+        coverage = self._fleet.coverage
+        before, there = coverage.present, list(self._namespaces)
         for name, kind in KINDS.items():
             changes, refused = 0, dict[str | None, ApiError]()
             for namespace in there:
@@ -329,7 +179,7 @@ class Sync:
                     if error.status not in NOT_THERE:
                         raise
                     refused[namespace] = error
-            if len(refused) < len(there) and self._fleet.synced and name in before:
+            if len(refused) < len(there) and coverage.synced and name in before:
                 self._found(name, changes)
             if kind.optional:
                 for namespace in refused:
@@ -339,24 +189,21 @@ class Sync:
             else:
                 there = [each for each in there if each not in refused]
                 self._leave_out(refused)
-        for namespace in self._left_out.intersection(there):
+        for namespace in self.left_out.intersection(there):
             self._log.info("a namespace can be read again", extra={"namespace": namespace})
-        self._left_out = {*self._namespaces} - {*there}
-        if self._fleet.present != before:
-            self._log.info("the cluster has other kinds", extra={"kinds": sorted(self._fleet.present)})
-        if self._fleet.places != self._places:
-            self._places = self._fleet.places
-            self.kinds_changed.set()
-        if not self._fleet.synced:
-            self._fleet.synced = True
+        self.left_out = {*self._namespaces} - {*there}
+        if coverage.present != before:
+            self._log.info("the cluster has other kinds", extra={"kinds": sorted(coverage.present)})
+        if not coverage.synced:
+            coverage.synced = True
             self._log.info("synchronised", extra=self._fleet.sizes())
-        if not self._doubted.is_set():  # otherwise some results may be from before
-            self.ok.set()
+        listed_before, self._places = self._places, coverage.places
+        return self._places != listed_before
 
     def _leave_out(self, refused: Mapping[str | None, ApiError]) -> None:
         """Forget namespaces that can't be read, and log each once."""
         for namespace, error in refused.items():
-            if namespace not in self._left_out:
+            if namespace not in self.left_out:
                 what = {"namespace": namespace, "status": error.status, "error": str(error)}
                 self._log.warning("a namespace can't be read, and is left out until it can", extra=what)
             self._fleet.leave_out(namespace)
@@ -372,10 +219,67 @@ class Sync:
             read, path = Listing.read_one, path_of(kind.api, kind.plural, None, namespace)
         listing = Listing(path, kind.query, kind.kept, self._fleet.left_out[name])
         items, version = await asyncio.get_running_loop().run_in_executor(self._thread, read, listing, self._kube)
-        self._fleet.found(name)
+        self._fleet.coverage.found(name)
         changes = self._fleet.listed(name, namespace, items, version)
-        self._fleet.listening(name, namespace, changes)
+        self._fleet.coverage.listed(name, namespace, changes)
         return changes
+
+
+class Sync:
+    """Has everything listed, at once and then every ``interval`` seconds."""
+
+    def __init__(
+        self,
+        lister: Lister,
+        *,
+        interval: float,
+        clock: Callable[[], float],
+        log: logging.Logger,
+        random: random.Random,
+    ) -> None:
+        self.ended = clock()
+        """When the last list ended, successful or not."""
+        self.ok = asyncio.Event()
+        """Set while the last list was successful."""
+        self.kinds_changed = asyncio.Event()
+        """Set when other kinds can be listed, or the same in other namespaces; the consumer clears it."""
+        self._lister = lister
+        self._interval = interval
+        self._clock = clock
+        self._log = log
+        self._random = random
+        self._doubted = asyncio.Event()
+
+    def doubt(self) -> None:
+        """List again at once: ``ok`` is cleared until a list that begins now succeeds."""
+        self.ok.clear()
+        self._doubted.set()
+
+    async def run(self) -> None:
+        """List until cancelled."""
+        failures = 0
+        while True:
+            self._doubted.clear()
+            try:
+                await self.once()
+                failures = 0
+                wait = min(self._interval, RARELY) if self._lister.left_out else self._interval
+            except ApiError as error:
+                self.ok.clear()
+                wait = max(error.retry_after, min(30.0, 2.0**failures))
+                failures = min(failures + 1, 10)
+                self._log.warning("listing failed", extra={"status": error.status, "error": str(error)})
+            self.ended = self._clock()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait * self._random.uniform(0.8, 1.0)):
+                    await self._doubted.wait()
+
+    async def once(self) -> None:
+        """List everything; raises ``ApiError``."""
+        if await self._lister.list_all():
+            self.kinds_changed.set()
+        if not self._doubted.is_set():  # otherwise some results may be from before
+            self.ok.set()
 
 
 def _within(namespace: str | None) -> Callable[[Key], bool]:
@@ -392,9 +296,7 @@ def watch_of(
     return Watch(
         kube,
         Listing(path_of(kind.api, kind.plural, namespace), kind.query, kind.kept, fleet.left_out[name]),
-        listed=lambda items, version: _call(loop, fleet.listed_by_watch, name, namespace, items, version),
-        seen=lambda key, version, value: _call(loop, fleet.seen, name, key, version, value),
-        alive=lambda: _call(loop, fleet.alive, name),
+        _Reports(fleet, name, namespace, loop),
         # A namespace may be deleted, and its Role with it: the list of everything reports that.
         optional=kind.optional or namespace is not None,
         log=log,
@@ -402,7 +304,22 @@ def watch_of(
     )
 
 
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    """Call it in the loop's thread; if the loop has ended, do nothing."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(function, *arguments)
+class _Reports:
+    """Hands what a watch reports to the fleet, in the loop's thread."""
+
+    def __init__(self, fleet: Fleet, name: str, namespace: str | None, loop: asyncio.AbstractEventLoop) -> None:
+        self._fleet, self._name, self._namespace, self._loop = fleet, name, namespace, loop
+
+    def listed(self, items: Items[Any], version: int) -> None:
+        self._call(self._fleet.listed_by_watch, self._name, self._namespace, items, version)
+
+    def seen(self, key: Key, version: int, value: object) -> None:
+        self._call(self._fleet.seen, self._name, key, version, value)
+
+    def alive(self) -> None:
+        self._call(self._fleet.coverage.alive, self._name)
+
+    def _call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call it in the loop's thread; if the loop has ended, do nothing."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import kopf
 
-from carpool_operator.cluster.fleet import KINDS
+from carpool_operator.cluster.kinds import KINDS
 
 if TYPE_CHECKING:
     import random
@@ -120,7 +120,7 @@ class Kopf:
         self._sync.kinds_changed.clear()
         # kopf ignores a kind that is missing when it starts, and ends if it may not read a namespace. It is restarted
         # when that changes.
-        kinds, namespaces = self._fleet.followed()
+        kinds, namespaces = self._fleet.coverage.followed()
         handlers = registry(self._kube, self._fleet, loop, kinds)
 
         def session() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -146,21 +146,28 @@ class Listing(NamedTuple, Generic[T]):
         return {} if value is None else {raw.metadata.key: (version, value)}, version
 
 
-class Watch(Generic[T]):
-    """One list and watch, in a thread of its own, until stopped.
+class Follower(Protocol[T]):
+    """What a watch reports to, in the watch's thread."""
 
-    Callbacks, all in that thread: ``listed`` gets a list and its version, ``seen`` an object that is new or changed (or
-    ``None`` if it does not matter any more), and ``gone`` the name of a deleted object.
-    """
+    def listed(self, items: Items[T], version: int) -> None:
+        """Take a list as of a version."""
+
+    def seen(self, key: Key, version: int, value: T | None) -> None:
+        """Take an object that is new or changed; ``None``: it was deleted, or does not matter any more."""
+
+    def alive(self) -> None:
+        """Take note that something was received, or a new request sent."""
+
+
+class Watch(Generic[T]):
+    """One list and watch, in a thread of its own, until stopped."""
 
     def __init__(
         self,
         kube: Kube,
         listing: Listing[T],
+        follower: Follower[T],
         *,
-        listed: Callable[[Items[T], int], None],
-        seen: Callable[[Key, int, T | None], None],
-        alive: Callable[[], None],
         optional: bool = False,
         log: logging.Logger,
         random: random.Random,
@@ -171,9 +178,7 @@ class Watch(Generic[T]):
         """When it last received something, or sent a new request."""
         self._clock = clock
         self._kube = kube
-        self._listed = listed
-        self._seen = seen
-        self._alive = alive
+        self._follower = follower
         self._optional = optional
         self._log = log
         self._random = random
@@ -221,7 +226,7 @@ class Watch(Generic[T]):
             items, self._version = self.listing.read(self._kube)
             if self._stopped.is_set():
                 return
-            self._listed(items, self._version)
+            self._follower.listed(items, self._version)
         query = {
             **self.listing.query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": str(self._version),
             "timeoutSeconds": WATCH,
@@ -239,13 +244,13 @@ class Watch(Generic[T]):
                 self._version = _bookmark.decode(change.object).metadata.version
             else:
                 meta = raw.metadata
-                self._seen(meta.key, meta.version, None if change.type == "DELETED" else kept.keep(raw))
+                self._follower.seen(meta.key, meta.version, None if change.type == "DELETED" else kept.keep(raw))
                 self._version = meta.version
             self._failures = 0
 
     def _live(self) -> None:
         self.heard = self._clock()
-        self._alive()
+        self._follower.alive()
 
 
 class _BookmarkMeta(msgspec.Struct, rename="camel"):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from carpool_operator.api.spec import PLURAL, MetricsSource
 from carpool_operator.cluster.annotated_policies import AnnotatedPolicies, drop, keep
-from carpool_operator.cluster.fleet import POLICIES
+from carpool_operator.cluster.kinds import POLICIES
 from carpool_operator.delivery.publishing import config_map
 from carpool_operator.loop.actions import Actions, Releasing
 from carpool_operator.loop.parts import Parts, Tasks
@@ -126,7 +126,7 @@ class Loop:
         selected = select(p.fleet.policies, p.fleet.workloads(), pods)
         by_hand = assign((each for each in p.fleet.policies if not each.annotated), selected)
         plan = self._annotated.plan(
-            p.fleet.workloads(), p.fleet.policies, p.fleet.namespaces, by_hand, p.fleet.lists_workloads
+            p.fleet.workloads(), p.fleet.policies, p.fleet.namespaces, by_hand, p.fleet.coverage.lists_workloads
         )
         for wish in plan.keep:
             self.tasks.start(("policy", wish.workload.target), self._keep(wish))
@@ -170,7 +170,7 @@ class Loop:
         # namespace that can't be read.
         unread = {policy.uid for policy in policies.values() if not self._knows_targets(policy)}
         for key in p.maps.keys():  # noqa: SIM118 - no mapping
-            known = p.fleet.is_listed(POLICIES, key.namespace) and p.maps.owner(key) not in unread
+            known = p.fleet.coverage.is_listed(POLICIES, key.namespace) and p.maps.owner(key) not in unread
             if key not in wanted and known:
                 removed = p.write(("configmap", key), "configmaps", partial(p.maps.remove, key))
                 self.tasks.start(("configmap", key), removed)
@@ -181,7 +181,7 @@ class Loop:
         if policy.spec is None:
             return False
         selector = policy.spec.target_selector
-        return selector is None or self._p.fleet.lists_workloads(str(selector.kind), policy.namespace)
+        return selector is None or self._p.fleet.coverage.lists_workloads(str(selector.kind), policy.namespace)
 
     async def _keep(self, wish: Keep) -> None:
         async def write() -> None:

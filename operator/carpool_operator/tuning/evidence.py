@@ -19,6 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from carpool.batching.counters import DURATION_BOUNDS, LONGEST_GAP, ROW_BOUNDS, WINDOW, ModelStats, Stats, combine
+from carpool.exchange.decision import STALLED_SHARE
 from carpool.exchange.token_streams import TokenStreams
 from carpool_operator.tuning.token_streams import difference
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from carpool.policy.parameters import Parameters
     from carpool_operator.api.model import Pod, Reading
     from carpool_operator.tuning.token_streams import StreamSample
-
-STALLED_SHARE = 0.25
-"""Share of an interval that a pod's host may have paused without invalidating the whole interval."""
 
 MOST_PER_SECOND = 1e6
 """Most plausible requests per second of one pod: fifty times what a sidecar's core can pass on."""

@@ -72,7 +72,7 @@ class AdminApp:
             if self._may_drain(exchange):
                 handle(self, exchange)
         elif (handle := self.CHANGE.get(route)) is not None:
-            if self._sidecar.changes is not None or self._admits(exchange):
+            if self._sidecar.versions.changes is not None or self._admits(exchange):
                 handle(self, exchange)
         elif methods := [method for method, path in self.ROUTES if path == exchange.path]:
             allowed = b", ".join(sorted({*methods, b"HEAD"} if b"GET" in methods else methods))
@@ -93,7 +93,7 @@ class AdminApp:
 
     def _may_read(self, exchange: Exchange) -> bool:
         given = find(exchange.headers, b"authorization") or b""
-        changes = self._sidecar.changes
+        changes = self._sidecar.versions.changes
         if changes is None or not given.startswith(SCHEME):
             return self._admits(exchange)
         try:
@@ -104,7 +104,7 @@ class AdminApp:
         return True
 
     def _may_drain(self, exchange: Exchange) -> bool:
-        key, given = self._sidecar.config.drain_key, find(exchange.headers, b"x-carpool-drain")
+        key, given = self._sidecar.versions.config.drain_key, find(exchange.headers, b"x-carpool-drain")
         if key is not None and given is not None:
             if hmac.compare_digest(given, key.encode()):
                 return True
@@ -128,7 +128,9 @@ class AdminApp:
                 403, "web-page", "a web page of another site may not do this: call 127.0.0.1 or localhost by itself"
             )
             return False
-        ticket = "" if self._sidecar.changes is None else ", or send a ticket signed by the holder of publicKey"
+        ticket = (
+            "" if self._sidecar.versions.changes is None else ", or send a ticket signed by the holder of publicKey"
+        )
         exchange.fail(
             403, "key", f"without apiKeyFile this is served on loopback addresses only: set one, or admin{ticket}"
         )
@@ -191,17 +193,17 @@ class AdminApp:
         ``data`` is the address of the data port.
         """
         sidecar = self._sidecar
-        config = to_plain(sidecar.config)
+        config = to_plain(sidecar.versions.config)
         if "drainKey" in config:
             config["drainKey"] = "(set)"  # a reader may not drain
         _respond(
             exchange,
             {
-                "generation": sidecar.generation,
+                "generation": sidecar.versions.generation,
                 "running": sidecar.running,
-                "error": sidecar.file.error,
+                "error": sidecar.versions.file.error,
                 "tuned": sidecar.control.tunes,
-                "data": sidecar.address,
+                "data": sidecar.data.address,
                 "parameters": {state.name: to_plain(state.in_force) for state in sidecar.batcher.models()},
                 "config": config,
             },
@@ -210,15 +212,15 @@ class AdminApp:
     def _change(self, exchange: Exchange) -> None:
         """Apply a signed change: a JSON body, its Ed25519 signature (base64) in `x-carpool-signature`; no other key."""
         sidecar = self._sidecar
-        if sidecar.changes is None:
+        if sidecar.versions.changes is None:
             exchange.fail(403, "read-only", "no publicKey is configured: change the configuration file instead")
             return
         try:
-            sidecar.changes.take(bytes(exchange.body), find(exchange.headers, b"x-carpool-signature") or b"")
+            sidecar.versions.changes.take(bytes(exchange.body), find(exchange.headers, b"x-carpool-signature") or b"")
         except Refused as refused:
             exchange.fail(400 if refused.reason == "content" else 403, refused.reason, str(refused))
         else:
-            _respond(exchange, {"generation": sidecar.generation, "running": sidecar.running})
+            _respond(exchange, {"generation": sidecar.versions.generation, "running": sidecar.running})
 
     def _stats(self, exchange: Exchange) -> None:
         """Everything counted, and the state of each model; ``?arrivals=N`` adds the last N arrivals of each model."""
@@ -264,15 +266,15 @@ class AdminApp:
 
 def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
     """Build the report, with ``arrivals`` of the last arrivals."""
-    batcher, changes, now = sidecar.batcher, sidecar.changes, sidecar.clock()
+    batcher, changes, now = sidecar.batcher, sidecar.versions.changes, sidecar.clock()
     loads = sidecar.control.load().models
     return report.Report(
         stats=batcher.stats(now),
         uptime_seconds=now - sidecar.started_at,
         ready=sidecar.ready,
         readiness=sidecar.readiness,
-        target=sidecar.config.target,
-        generation=sidecar.generation,
+        target=sidecar.versions.config.target,
+        generation=sidecar.versions.generation,
         running=sidecar.running,
         rolled_back=list(sidecar.control.in_force.rollback.rolled_back.values()),
         change_error=None if changes is None else changes.error,

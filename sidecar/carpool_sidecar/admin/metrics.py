@@ -309,7 +309,7 @@ class Collector:
             ("requests", counts.answers),
             ("alone", counts.alone),
             ("unpadded", counts.unpadded),
-            ("axis_checks", sidecar.driver.verifier.results),
+            ("axis_checks", sidecar.driver.verifier.trials.results),
             ("tuner_decisions", control.decisions.counts),
         ):
             for labels, count in counted.items():
@@ -319,8 +319,8 @@ class Collector:
             put("padded_tokens", added, model)
         for header, count in counts.fragments.items():
             put("key_fragments", count, header)
-        if sidecar.changes is not None:
-            for why, count in sidecar.changes.rejected.items():
+        if sidecar.versions.changes is not None:
+            for why, count in sidecar.versions.changes.rejected.items():
                 put("changes_rejected", count, why)
         for model, count in control.in_force.rollback.counts.items():
             put("rollbacks", count, sidecar.models.label(model))
@@ -350,18 +350,18 @@ class Collector:
             ):
                 if value is not None:
                     put(name, value, model)
-        for quantile, seconds in sidecar.config.policy.slo.percentiles:
+        for quantile, seconds in sidecar.versions.config.policy.slo.percentiles:
             put("slo_target_seconds", seconds, quantile)
-        put("slo_allowed_misses_ratio", round(1 - sidecar.config.policy.slo.percentiles[-1][0], 6))
+        put("slo_allowed_misses_ratio", round(1 - sidecar.versions.config.policy.slo.percentiles[-1][0], 6))
         put("device_busy_seconds", stats.device_busy)
         put("queue_rows", batcher.queued_rows)
         put("queue_bytes", sum(state.load.size for state in batcher.models()))
-        put("buffered_bytes", sidecar.data.buffered_bytes)
+        put("buffered_bytes", sidecar.data.server.buffered_bytes)
         put("in_flight_batches", batcher.in_flight)
         put("model_ready", sidecar.health.ready)
-        put("config_generation", sidecar.generation)
+        put("config_generation", sidecar.versions.generation)
         put("config_running", sidecar.running)
-        put("config_rejected", sidecar.file.rejected)
+        put("config_rejected", sidecar.versions.file.rejected)
         put("host_stalls", sidecar.stalls.count)
         put("host_stall_seconds", sidecar.stalls.total)
         put("tuner_restarts", control.link.restarts)

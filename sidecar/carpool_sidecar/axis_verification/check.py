@@ -151,6 +151,51 @@ class Live:
         self.checked_at = now
 
 
+class Padding:
+    """Whether requests of different lengths share batches. ``axis``: along which the policy lets them be padded."""
+
+    __slots__ = ("agreed", "axis", "refuted", "verified")
+
+    def __init__(self, axis: SequenceAxis | None) -> None:
+        self.axis = axis
+        self.agreed = 0
+        """Trials of padded rows that agreed."""
+        self.verified = False
+        """Whether they share batches."""
+        self.refuted = ""
+        """Why they never do, once that is known."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether no trial of padded rows is left to send."""
+        return self.axis is None or self.verified or bool(self.refuted)
+
+    def has_agreed(self) -> None:
+        """Note a trial that gave every padded row its previous answer."""
+        self.agreed += 1
+        self.verified = self.agreed >= TRIALS and not self.refuted
+
+    def refute(self, why: str) -> None:
+        """Note that padded rows got other answers."""
+        self.refuted = why
+        self.verified = False
+
+    def evidence(self, trouble: str) -> str:
+        """Return a sentence on it; "" without a sequence axis."""
+        if self.axis is None:
+            return ""
+        if self.refuted:
+            return f"refuted, so only requests of equal length share a batch: {self.refuted}"
+        if self.verified:
+            return f"verified: {TRIALS} batches with padded rows gave every row the same answer as a single request"
+        if trouble:
+            return f"not verified yet: {trouble}"
+        return (
+            f"not verified yet: {self.agreed} of {TRIALS} trial batches agreed; a trial needs two requests of one "
+            "length bucket that differ in length and answer"
+        )
+
+
 class Check:
     """One form of a model's requests. ``asserted``: the policy allows merging; they are only checked live.
 
@@ -158,8 +203,8 @@ class Check:
     """
 
     __slots__ = (
-        "agreed", "asserted", "live", "only", "pace", "padded", "pads", "rejected", "samples", "sequence", "tolerance",
-        "trouble", "unpadded", "verified",
+        "agreed", "asserted", "live", "only", "pace", "padding", "rejected", "samples", "tolerance", "trouble",
+        "verified",
     )  # fmt: skip
 
     def __init__(
@@ -180,24 +225,18 @@ class Check:
         """Trials answered with an error."""
         self.trouble = ""
         """Why it can't be verified, if that is known."""
-        self.sequence = sequence
-        self.padded = 0
-        """Trials of padded rows that agreed."""
-        self.pads = False
-        """Whether requests of different lengths are merged."""
-        self.unpadded = ""
-        """Why they never are, once that is known."""
+        self.padding = Padding(sequence)
 
     @property
     def settled(self) -> bool:
         """Whether no trial is left to send."""
-        return self.verified and (self.sequence is None or self.pads or bool(self.unpadded))
+        return self.verified and self.padding.settled
 
     def key_of(self, parsed: Parsed[Any]) -> bytes | None:
         """Return the key under which a request may be merged; None: not at all."""
         if self.verified:
             fit = parsed.fit
-            return parsed.key if fit is None or fit.key is None or not self.pads else fit.key
+            return parsed.key if fit is None or fit.key is None or not self.padding.verified else fit.key
         if self.only is not None and self.only[0] == parsed.key and self.only[1] == digest_of(parsed):
             return parsed.key + self.only[1]
         return None
@@ -221,7 +260,7 @@ class Check:
         # The second trial begins with another request: with two requests, they swap their parts.
         if len(group) > 1:
             first, second, *rest = group
-            trial = _composed(Kind.MIXED, [second, first, *rest] if self.padded else group, cap)
+            trial = _composed(Kind.MIXED, [second, first, *rest] if self.padding.agreed else group, cap)
         elif self.verified:
             return None
         elif len(group := self.samples.group()) > 1:
@@ -286,45 +325,28 @@ class Check:
             parsed = trial.portions[0].parsed
             self.only = (parsed.key, digest_of(parsed))
         elif trial.kind is Kind.MIXED:
-            before = (self.verified, self.pads)
+            before = (self.verified, self.padding.verified)
             self.agreed += 1
-            self.padded += trial.padded
+            if trial.padded:
+                self.padding.has_agreed()
             if self.agreed >= TRIALS:
                 self.verified = True
                 self.only = None
-            self.pads = self.padded >= TRIALS and not self.unpadded
             if self.settled:
                 self.samples.clear()
-            return (self.verified, self.pads) != before
+            return (self.verified, self.padding.verified) != before
         return False
 
     def pads_no_more(self, why: str, now: float) -> None:
         """Stop padding: padded rows got other answers. Rows of equal length are not affected."""
         self.pace.under_way = False
         self.pace.try_at = now
-        self.unpadded = why
-        self.pads = False
+        self.padding.refute(why)
         self.samples.padded = False
         self.agreed = self.rejected = 0
         self.live = Live()  # batches without padding are checked again
         if self.settled:
             self.samples.clear()
-
-    @property
-    def padding(self) -> str:
-        """A sentence on whether requests of different lengths share batches; "" without a sequence axis."""
-        if self.sequence is None:
-            return ""
-        if self.unpadded:
-            return f"refuted, so only requests of equal length share a batch: {self.unpadded}"
-        if self.pads:
-            return f"verified: {TRIALS} batches with padded rows gave every row the same answer as a single request"
-        if self.trouble:
-            return f"not verified yet: {self.trouble}"
-        return (
-            f"not verified yet: {self.padded} of {TRIALS} trial batches agreed; a trial needs two requests of one "
-            "length bucket that differ in length and answer"
-        )
 
     @property
     def evidence(self) -> str:

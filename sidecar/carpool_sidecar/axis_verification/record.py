@@ -94,8 +94,8 @@ class Record:
     @property
     def padding(self) -> str:
         """A sentence on whether requests of different lengths share batches; about a form that doesn't, if any."""
-        refuted = next((check for check in self.checks.values() if check.unpadded), self._farthest)
-        return "" if refuted is None else refuted.padding
+        refuted = next((check for check in self.checks.values() if check.padding.refuted), self._farthest)
+        return "" if refuted is None else refuted.padding.evidence(refuted.trouble)
 
     @property
     def _farthest(self) -> Check | None:

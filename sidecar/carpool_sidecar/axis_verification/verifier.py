@@ -1,19 +1,15 @@
-"""Sends copies of a few requests through the Batcher, compares the answers, and acts on the result.
-
-Callers never wait for this, and an error here affects none of their requests. ``Record.room`` bounds the model's extra
-work.
-"""
+"""Decides which of a model's requests may be merged, from the answers to callers' requests and to trials."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from carpool.policy.spec import Axis, VerificationMode
-from carpool_sidecar.axis_verification.check import LONE, Kind
+from carpool_sidecar.axis_verification.check import LONE
 from carpool_sidecar.axis_verification.record import REFUTED, Record, Verified
 from carpool_sidecar.axis_verification.samples import MAX_SAMPLE, Sample, Shelf, digest_of, part
+from carpool_sidecar.axis_verification.trial_runner import UNDIVIDED, TrialRunner, is_asserted
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.answer_comparison import ELEMENTS, disagreement
 from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows
 
 if TYPE_CHECKING:
@@ -21,55 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from carpool.policy.spec import BatchingPolicy, SequenceAxis
-    from carpool_sidecar.axis_verification.check import Check, Trial
-    from carpool_sidecar.dispatch.answers import UpstreamAnswer
+    from carpool_sidecar.axis_verification.check import Check
+    from carpool_sidecar.axis_verification.trial_runner import Courier
     from carpool_sidecar.models import Entry
-    from carpool_sidecar.protocols.common import Buffer, Message, Parsed, Piece
+    from carpool_sidecar.protocols.common import Buffer, Parsed, Piece
     from carpool_sidecar.protocols.headers import Facts, Headers
-    from carpool_sidecar.protocols.limits import Limits
-
-AGREED, DISAGREED, FAILED = "agreed", "disagreed", "failed"
 
 FIRST, FORMS = 2 * LONE, 4
 """Answers of each form of requests that were examined, of so many forms at most, after which nothing waits any more for
 batches to be verified."""
-
-DEPENDS, UNDIVIDED = "a row's answer depends on its batch", "an answer can't be divided by rows"
-"""What a comparison shows."""
-
-REFUSED = frozenset({400, 405, 413, 415, 422, 500})
-"""Statuses of a trial that may mean that the model refuses batches; others are temporary, or about the caller."""
-
-
-class Courier(Protocol):
-    """Sends trials: the interface that the driver implements."""
-
-    @property
-    def limits(self) -> Limits:
-        """Limits of what is read of answers."""
-
-    def carry(
-        self, entry: Entry, trial: Trial, message: Message, answered: Callable[[UpstreamAnswer | None], None]
-    ) -> None:
-        """Send a copy; ``answered`` is called with the upstream's answer, or None if there was none."""
-
-    def cap(self, entry: Entry) -> int:
-        """Return the rows that a batch of a model may have."""
-
-    def quick(self, entry: Entry) -> int:
-        """Return the rows of a trial that delays other requests only shortly."""
-
-    def delays(self, entry: Entry, parsed: Parsed[Any], rows: int) -> bool:
-        """Whether a batch of copies of a request would delay others for too long."""
-
-    def served(self, entry: Entry) -> int:
-        """Return the rows that a model has served."""
-
-    def quarantine(self, entry: Entry, *, on: bool) -> None:
-        """Stop merging a model's requests, waiting ones included; or merge them again."""
-
-    def merge(self, entry: Entry, check: Check) -> None:
-        """Merge those of a model's requests that wait to be sent alone because ``check`` had not ended."""
 
 
 class Verifier:
@@ -78,18 +34,13 @@ class Verifier:
     def __init__(
         self, courier: Courier, policy: BatchingPolicy, clock: Callable[[], float], log: logging.Logger
     ) -> None:
-        self.results: dict[tuple[str, str], int] = {}
-        """Comparisons by model and result."""
+        self.trials = TrialRunner(courier, clock, log, idempotent=policy.idempotent)
         self._courier = courier
         self._policy = policy
         self.off = _is_off(policy)
         """Whether nothing is checked."""
         self._clock = clock
-        self._log = log
         self._shelf = Shelf()
-        self._faults = 0
-        self._wanted: dict[str, Sequence[int]] = {}
-        """By lane: rows of batches of copies that show the capacity, those that show most first; one is measured."""
 
     # ------------------------------------------------------------------------------------------------- questions
 
@@ -102,7 +53,7 @@ class Verifier:
         check = entry.record.checks.get(form)
         if check is None:
             check = entry.record.admit(
-                form, self._share, self._shelf, asserted=_asserted(entry), sequence=_sequence(entry)
+                form, self._tolerance, self._shelf, asserted=is_asserted(entry), sequence=_sequence(entry)
             )
         return parsed.key if check.verified and fit is None else check.key_of(parsed), check
 
@@ -111,7 +62,7 @@ class Verifier:
         if self.off:
             return Verified.OFF, "the policy says verification mode Never"
         record = entry.record
-        if _asserted(entry):
+        if is_asserted(entry):
             if record.disagreed:
                 return Verified.CONTRADICTED, f"the policy says axis {Axis.FIRST}, but {record.disagreed}"
             return Verified.ASSERTED, f"the policy says axis {Axis.FIRST}"
@@ -153,17 +104,22 @@ class Verifier:
                 return False
         return entry.alone is None
 
+    @property
+    def _tolerance(self) -> float:
+        return self._policy.verification.tolerance_percent / 100
+
     # ------------------------------------------------------------------------------------------------- observations
 
     def configure(self, policy: BatchingPolicy, entries: Sequence[Entry]) -> None:
         """Apply a new policy; under other rules everything is verified again."""
         before, self._policy = self._policy, policy
         self.off = _is_off(policy)
+        self.trials.idempotent = policy.idempotent
         same = (before.verification, before.idempotent) == (policy.verification, policy.idempotent)
         for entry in entries:
             checks = entry.record.checks.values()
-            rules = (_asserted(entry), _sequence(entry))
-            if not same or any((check.asserted, check.sequence) != rules for check in checks):
+            rules = (is_asserted(entry), _sequence(entry))
+            if not same or any((check.asserted, check.padding.axis) != rules for check in checks):
                 if entry.record.disagreed:
                     self._courier.quarantine(entry, on=False)
                 self.forget(entry)
@@ -179,7 +135,7 @@ class Verifier:
     ) -> None:
         """Check a good answer to an unbatched request."""
         now = self._clock()
-        if not check.looks(now) or self._refuted(entry):
+        if not check.looks(now) or entry.alone == REFUTED:
             return
         check.pace.looked(now, settled=check.settled or not self._policy.idempotent)
         entry.record.looks += 1
@@ -188,7 +144,7 @@ class Verifier:
         try:
             portions = [Portion(parsed, 0, parsed.rows)]
             (piece,) = CODECS[parsed.endpoint.protocol].split(portions, headers, body, self._courier.limits)
-            if check.verified and self._copy(entry, check, portions[0], piece, facts):
+            if check.verified and self.trials.copy(entry, check, portions[0], piece, facts):
                 return
             if check.settled or not self._policy.idempotent:
                 return  # it has its rows, and nothing else is to be checked
@@ -199,21 +155,21 @@ class Verifier:
             if error.reason == UNREADABLE:
                 check.trouble = f"answers can't be split by rows: {error}"
             else:
-                self._disagrees(entry, check, f"of a request sent alone, {error}", what=UNDIVIDED)
+                self.trials.disagrees(entry, check, f"of a request sent alone, {error}", what=UNDIVIDED)
         except Exception:  # noqa: BLE001 - a comparison that fails must not cost anybody an answer
-            self._fault()
+            self.trials.fault()
         else:
             if difference is not None:
                 again = f"{difference.alone} once, {difference.batched} the next time"
                 how = "padded" if check.verified else "in a batch"
-                self._disagrees(
+                self.trials.disagrees(
                     entry,
                     check,
                     f"two equal requests, neither {how}, had different answers: "
                     f"output {difference.output!r}, row {difference.row}: {again}",
                     padded=check.verified,
                 )
-            self._go_on(entry, check, now)
+            self.trials.go_on(entry, check, now)
 
     def answered_together(
         self, entry: Entry, check: Check, portion: Portion, piece: Piece, facts: Facts, rows: int, *, padded: bool
@@ -229,7 +185,7 @@ class Verifier:
         if not self._policy.idempotent or portion.parsed.size > MAX_SAMPLE:
             return
         try:
-            if self._copy(entry, check, portion, piece, facts):
+            if self.trials.copy(entry, check, portion, piece, facts):
                 return
             parsed, start, stop = portion
             if not check.settled and not padded and stop - start == parsed.rows and check.looks(now):
@@ -238,178 +194,17 @@ class Verifier:
                 self.answered_alone(entry, check, parsed, facts, answer.headers, b"".join(answer.parts))
             if not due:
                 return
-            trial = check.live_trial(portion, piece, facts, now, rows=rows, room=self._room(entry), padded=bucket)
+            trial = check.live_trial(portion, piece, facts, now, rows=rows, room=self.trials.room(entry), padded=bucket)
         except Exception:  # noqa: BLE001 - likewise
-            self._fault()
+            self.trials.fault()
             return
         if trial is not None:
-            self._send(entry, check, trial)
-
-    def measure(self, lane: str, sizes: Sequence[int]) -> None:
-        """Send one batch, made of copies of the next answered request; of ``sizes``, the first that does no harm."""
-        if sizes:
-            self._wanted[lane] = sizes
-        else:
-            self._wanted.pop(lane, None)
-
-    def _copy(self, entry: Entry, check: Check, portion: Portion, piece: Piece, facts: Facts) -> bool:
-        """Send a batch of copies if one is wanted; return whether it was sent."""
-        record = entry.record
-        if not (sizes := self._wanted.get(entry.lane)) or not self._policy.idempotent or record.disagreed:
-            return False
-        most = self._courier.cap(entry) if record.refused is None else min(self._courier.cap(entry), record.refused - 1)
-        harmless = (n for n in sizes if n <= most and not self._courier.delays(entry, portion.parsed, n))
-        if (rows := next(harmless, None)) is None:
-            return False
-        trial = check.copies(portion, piece, facts, self._clock(), rows=rows, room=self._room(entry))
-        if trial is None:
-            return False
-        del self._wanted[entry.lane]
-        self._send(entry, check, trial)
-        return True
+            self.trials.send(entry, check, trial)
 
     def shared_out_wrong(self, entry: Entry, check: Check, error: WrongRows, *, padded: bool) -> None:
         """Note a batch whose answer could not be split."""
-        if error.reason != UNREADABLE and not self._refuted(entry):
-            self._disagrees(entry, check, f"of a batch, {error}", padded=padded, what=UNDIVIDED)
-
-    # ------------------------------------------------------------------------------------------------- trials
-
-    @property
-    def _share(self) -> float:
-        return self._policy.verification.tolerance_percent / 100
-
-    def _room(self, entry: Entry) -> int:
-        return entry.record.room(self._courier.served(entry))
-
-    def _go_on(self, entry: Entry, check: Check, now: float) -> None:
-        """Send the next trial, if there is one to send."""
-        if entry.record.disagreed or not self._policy.idempotent:
-            return
-        cap = min(self._courier.cap(entry), self._courier.quick(entry))
-        trial = check.next_trial(now, cap=cap, room=self._room(entry))
-        if trial is not None:
-            self._send(entry, check, trial)
-
-    def _send(self, entry: Entry, check: Check, trial: Trial) -> None:
-        record = entry.record
-        record.rows += trial.rows
-        message = CODECS[trial.portions[0].parsed.endpoint.protocol].merge(trial.portions)
-
-        def answered(answer: UpstreamAnswer | None) -> None:
-            if entry.record is record and not self._refuted(entry):  # else the model is another one by now
-                try:
-                    self._concluded(entry, check, trial, answer)
-                except Exception:  # noqa: BLE001 - likewise
-                    self._fault()
-                    check.said_nothing("comparing answers failed: the sidecar's log says why", self._clock())
-
-        self._courier.carry(entry, trial, message, answered)
-
-    def _concluded(self, entry: Entry, check: Check, trial: Trial, answer: UpstreamAnswer | None) -> None:
-        """Compare a trial's answer with the previous answers to its rows."""
-        now = self._clock()
-        rejected = ""
-        if answer is None:
-            self._count(entry, FAILED)
-            check.said_nothing("the last trial was not answered", now)
-            return
-        if not 200 <= answer.status < 300:
-            rejected = f"status {answer.status}"
-        else:
-            codec = CODECS[trial.portions[0].parsed.endpoint.protocol]
-            try:
-                pieces = codec.split(trial.portions, answer.headers, answer.body, self._courier.limits)
-            except TooLarge as too_large:
-                self._count(entry, FAILED)
-                check.said_nothing(str(too_large), now)
-                return
-            except WrongRows as error:
-                if error.reason != UNREADABLE:
-                    why = f"of a {self._name(trial)}, {error}"
-                    self._disagrees(entry, check, why, padded=trial.padded, what=UNDIVIDED)
-                    return
-                rejected = str(error)
-        if rejected:
-            why = f"a {self._name(trial)}, made of requests that were answered, was answered with {rejected}"
-            if trial.kind is Kind.COPIES and answer.status in REFUSED:
-                # It may be too large for this model, which is no evidence about its rows.
-                entry.record.refused = min(trial.rows, entry.record.refused or trial.rows)
-            counts = trial.kind not in {Kind.LIVE, Kind.COPIES} and (answer.status in REFUSED or answer.status < 300)
-            if not counts:
-                check.said_nothing(why, now)
-            elif check.was_rejected(why, now):
-                self._disagrees(entry, check, why, padded=trial.padded, what="the model refuses batches")
-                return
-            self._count(entry, FAILED)
-            return
-        # 2. The answers, row by row
-        for portion, before, piece in zip(trial.portions, trial.expected, pieces, strict=True):
-            after = part(portion.parsed, piece, 0, portion.stop - portion.start)
-            alone, batched = (after, before) if trial.kind is Kind.LIVE else (before, after)
-            elements = ELEMENTS // len(trial.portions)
-            difference = disagreement(portion.parsed.endpoint.protocol, alone, batched, check.tolerance, elements)
-            if difference is not None:
-                self._disagrees(entry, check, f"in {self._name(trial)}, {difference}", padded=trial.padded)
-                return
-        self._count(entry, AGREED)
-        if check.has_agreed(trial):
-            self._log.info(
-                "batches verified",
-                extra={"model": entry.model, "version": entry.version, "detail": check.evidence}
-                | ({"padding": check.padding} if check.padding else {}),
-            )
-            self._courier.merge(entry, check)
-        self._go_on(entry, check, now)
-
-    @staticmethod
-    def _refuted(entry: Entry) -> bool:
-        """Whether the model's requests are no longer merged: trials under way show nothing new then."""
-        return entry.alone == REFUTED
-
-    @staticmethod
-    def _name(trial: Trial) -> str:
-        padded = "padded " if trial.padded else ""
-        if trial.kind is Kind.LIVE:
-            return f"{padded}batch of live traffic"
-        return f"{padded}trial batch of {trial.rows} rows"
-
-    def _disagrees(self, entry: Entry, check: Check, why: str, *, padded: bool = False, what: str = DEPENDS) -> None:
-        """Stop merging at once, or padding if rows were padded; if the policy asserts the axis, only report it."""
-        self._count(entry, DISAGREED)
-        if padded:
-            if check.unpadded:
-                check.said_nothing("", self._clock())
-            else:
-                check.pads_no_more(why, self._clock())
-                self._log.warning(
-                    "a row's answer depends on its padding: only requests of equal length share a batch",
-                    extra={"model": entry.model, "version": entry.version, "detail": why},
-                )
-            return
-        check.said_nothing(why, self._clock())
-        asserted = _asserted(entry)
-        if not entry.record.disagreed:
-            entry.record.disagreed = why
-            merged = asserted and what == DEPENDS
-            effect = "merged anyway, because the policy says axis First" if merged else "requests are sent alone"
-            self._log.warning(
-                f"{what}: {effect}",
-                extra={"model": entry.model, "version": entry.version, "detail": why},
-            )
-        if not asserted:
-            entry.record.clear()
-            entry.configure(entry.configured)
-            self._courier.quarantine(entry, on=True)
-
-    def _count(self, entry: Entry, result: str) -> None:
-        key = (entry.lane, result)
-        self.results[key] = self.results.get(key, 0) + 1
-
-    def _fault(self) -> None:
-        self._faults += 1
-        if self._faults.bit_count() == 1:  # the 1st, 2nd, 4th, 8th
-            self._log.exception("an error in verifying batches; requests are served", extra={"count": self._faults})
+        if error.reason != UNREADABLE and entry.alone != REFUTED:
+            self.trials.disagrees(entry, check, f"of a batch, {error}", padded=padded, what=UNDIVIDED)
 
 
 def _is_off(policy: BatchingPolicy) -> bool:
@@ -418,7 +213,3 @@ def _is_off(policy: BatchingPolicy) -> bool:
 
 def _sequence(entry: Entry) -> SequenceAxis | None:
     return None if entry.sequence is None else entry.sequence.policy
-
-
-def _asserted(entry: Entry) -> bool:
-    return entry.configured is not None and entry.configured.axis is Axis.FIRST

@@ -211,7 +211,7 @@ class Flights:
         The key under which they waited was valid when they arrived.
         """
         length = longest(portions)
-        if length and first.check is not None and first.check.unpadded:
+        if length and first.check is not None and first.check.padding.refuted:
             return False
         own = added = 0
         for parsed, start, stop in portions:

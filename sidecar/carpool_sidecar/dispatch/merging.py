@@ -76,7 +76,7 @@ class Merging:
                 return key
             fit.refuse(TOO_LARGE)
             key = parsed.key
-        reason = fit.why or ("padding-refuted" if check is not None and check.unpadded else "padding-unverified")
+        reason = fit.why or ("padding-refuted" if check is not None and check.padding.refuted else "padding-unverified")
         self._counts.not_padded(entry.lane, reason)
         return key
 

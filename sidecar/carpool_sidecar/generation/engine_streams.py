@@ -22,16 +22,52 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool.exchange.token_streams import EngineSays
+    from carpool.generation.requests import ClassTargets
     from carpool.policy.spec import BatchingPolicy
     from carpool_sidecar.generation.answers import Ending
     from carpool_sidecar.generation.stream import Stream
+    from carpool_sidecar.http1.messages import Headers
     from carpool_sidecar.tuning.replica_load import ReplicaLoad
+
+
+class Terms:
+    """What the policy says of requests: their targets, and their tenants."""
+
+    def __init__(self, policy: BatchingPolicy) -> None:
+        self.slo = slo_of(policy)
+        """Targets, if there are any."""
+        self._classes = classes_of(policy)
+        tenants = policy.generation.tenants
+        self._tenant = None if tenants is None else tenants.header.lower().encode()
+
+    def targets_of(self, headers: Headers) -> ClassTargets | None:
+        """Return the targets of the class that a request asks for, if there is one."""
+        priority = find(headers, PRIORITY)
+        return None if priority is None else self._classes.get(priority)
+
+    def tenant_of(self, headers: Headers) -> str:
+        """Return the name of a request's tenant; "" if there is none."""
+        tenant = None if self._tenant is None else find(headers, self._tenant)
+        return (tenant or b"").decode("latin-1")
+
+    def met(self, stream: Stream, seconds: float, steps: float, tpot: float | None) -> bool:
+        """Whether a complete answer met its targets; one that comes whole must come when its last token was due.
+
+        With batch priority it has none to miss.
+        """
+        if self.slo is None or stream.ticket.batch:
+            return self.slo is not None
+        slo = stream.ticket.targets or self.slo
+        if stream.first_at is None:
+            return seconds <= slo.ttft + (slo.tpot * steps if steps > 0 else 0.0)
+        return stream.first_at - stream.ticket.arrival <= slo.ttft and (tpot is None or tpot <= slo.tpot)
 
 
 class Streams:
     """The shared state of streams. ``clock`` gives monotonic seconds, as exchanges' times."""
 
     def __init__(self, policy: BatchingPolicy, *, clock: Callable[[], float], log: logging.Logger) -> None:
+        self.terms = Terms(policy)
         self.models = Models()
         self.sizes = TokenSizes()
         self.gatekeeper = Gatekeeper(policy, clock=clock, log=log)
@@ -48,7 +84,6 @@ class Streams:
         self._keys = count()
         self.rate = Rate(clock)
         """Rate of requests, refused ones included."""
-        self.configure(policy)
 
     def added_to(self, load: ReplicaLoad) -> ReplicaLoad:
         """Return the load of batched models with that of token streams."""
@@ -56,11 +91,7 @@ class Streams:
 
     def configure(self, policy: BatchingPolicy) -> None:
         """Take another policy."""
-        tenants = policy.generation.tenants
-        self._tenant = None if tenants is None else tenants.header.lower().encode()
-        self.slo = slo_of(policy)
-        """Targets, if there are any."""
-        self._classes = classes_of(policy)
+        self.terms = Terms(policy)
         self.gatekeeper.configure(policy)
 
     @property
@@ -86,20 +117,18 @@ class Streams:
         facts = read_headers(exchange.headers)
         deadline = facts.deadline_s
         batch = asked.flexible or facts.batch
-        priority = None if batch else find(exchange.headers, PRIORITY)
-        tenant = None if self._tenant is None else find(exchange.headers, self._tenant)
         ticket = Request(
             next(self._keys),
             exchange.received_at,
             asked.prompt_tokens or self.sizes.prompt_tokens(asked.model, asked.prompt_bytes),
             max_tokens=asked.max_tokens,
-            tenant=(tenant or b"").decode("latin-1"),
+            tenant=self.terms.tenant_of(exchange.headers),
             batch=batch,
-            targets=None if priority is None else self._classes.get(priority),
+            targets=None if batch else self.terms.targets_of(exchange.headers),
             deadline=inf if deadline is None else exchange.received_at + deadline,
             choices=asked.prompts if asked.model in self._single else asked.choices,
         )
-        stream.arrived(ticket, None if self.slo is None else deadline)  # without targets nothing is ended here
+        stream.arrived(ticket, None if self.terms.slo is None else deadline)  # without targets nothing is ended here
         self.under_way.add(stream)
         self.gatekeeper.arrive(stream)
 
@@ -144,7 +173,7 @@ class Streams:
         model, ticket = stream.asked.model, stream.ticket
         counts = self.models.known(model)
         counts.ended(how)
-        judged = not ticket.batch and self.slo is not None
+        judged = not ticket.batch and self.terms.slo is not None
         if said is None:
             counts.missed += judged and how in TOO_LATE
             counts.output_tokens += round(stream.output_tokens)
@@ -164,7 +193,7 @@ class Streams:
         if stream.first_at is not None and steps > 0:
             tpot = (stream.last_at - stream.first_at) / steps
             counts.tpot.add(tpot)
-        hit = self._hit(stream, now - ticket.arrival, steps, tpot)
+        hit = self.terms.met(stream, now - ticket.arrival, steps, tpot)
         counts.hits += hit
         counts.met += judged and hit
         counts.missed += judged and not hit
@@ -193,18 +222,6 @@ class Streams:
             self._single.discard(asked.model)
         elif len(self._single) < MOST:
             self._single.add(asked.model)
-
-    def _hit(self, stream: Stream, seconds: float, steps: float, tpot: float | None) -> bool:
-        """Whether a complete answer met its targets; one that comes whole must come when its last token was due.
-
-        With batch priority it has none to miss.
-        """
-        if self.slo is None or stream.ticket.batch:
-            return self.slo is not None
-        slo = stream.ticket.targets or self.slo
-        if stream.first_at is None:
-            return seconds <= slo.ttft + (slo.tpot * steps if steps > 0 else 0.0)
-        return stream.first_at - stream.ticket.arrival <= slo.ttft and (tpot is None or tpot <= slo.tpot)
 
 
 def _steps(stream: Stream, output: int, longest: float) -> float:

@@ -94,8 +94,8 @@ def fill(families: Families, streams: Streams) -> None:
     put("generation_running", streams.running)
     put("generation_queued", keeper.queued)
     put("kv_tokens", streams.kv_tokens)
-    if streams.slo is not None:
-        for target, seconds in streams.slo._asdict().items():
+    if streams.terms.slo is not None:
+        for target, seconds in streams.terms.slo._asdict().items():
             if seconds < inf:
                 put("generation_target_seconds", seconds, target)
     put("generation_gated", keeper.gate is not None)

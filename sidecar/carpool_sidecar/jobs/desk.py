@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from carpool.exchange import report
 from carpool.policy.plain import PolicyError
 from carpool_sidecar.http1.messages import find
+from carpool_sidecar.jobs.backlog import Backlog
 from carpool_sidecar.jobs.records import Refused, State
 from carpool_sidecar.jobs.runner import Runner
 from carpool_sidecar.jobs.storage.batches import Batches
@@ -56,9 +57,9 @@ class Desk:
         self.writer = Writer(self._database.connection, self.store.count)
         self.runner = Runner(
             config,
+            settings,
             self.writer,
-            self.store,
-            self.batches,
+            Backlog(self.store, self.batches, int(settings.max_bytes)),
             look=look,
             ready=ready,
             credential=self.credential,
@@ -74,7 +75,7 @@ class Desk:
 
     def drain(self) -> None:
         """Accept and start no more jobs; those under way go on."""
-        self.runner.stopping = True
+        self.runner.stop()
 
     async def close(self) -> None:
         """Abort the jobs under way and close the file."""

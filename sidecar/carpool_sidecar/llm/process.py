@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from carpool.policy.plain import PolicyError
+from carpool_sidecar.child_process import Pauses
 from carpool_sidecar.config.settings import Upstream
 from carpool_sidecar.llm.model_file import describe
 
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     import logging
 
     from carpool_sidecar.config.settings import Llm
-
-FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 60.0
-"""Seconds before it is started again, doubled from the first to the longest."""
-
-STEADY = 60.0
-"""Seconds after which it counts as one that works: the next pause is the first again."""
 
 CONNECTIONS = 4096
 """Requests with the engine at once, at most."""
@@ -77,13 +71,12 @@ class EngineProcess:
     async def run(self) -> None:
         """Run it until cancelled, or until the model turns out not to load."""
         loop = asyncio.get_running_loop()
-        pause, began = FIRST_PAUSE, loop.time()
+        pauses, began = Pauses(), loop.time()
         while not await self._run_once():
-            if loop.time() - began > STEADY:
-                pause = FIRST_PAUSE
+            pause = pauses.after(loop.time() - began)
             self._log.error("the engine's server ended and is started again", extra={"pause": pause})
             await asyncio.sleep(pause)
-            pause, began = min(2 * pause, LONGEST_PAUSE), loop.time()
+            began = loop.time()
 
     def close(self) -> None:
         """Remove the socket; ``run`` has ended before."""

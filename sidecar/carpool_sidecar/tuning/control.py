@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from carpool.exchange.decision import STALLED_SHARE
 from carpool.policy.plain import to_plain
 from carpool.policy.spec import TuningMode
 from carpool.tuning.tuner import INTERVAL
@@ -16,7 +17,7 @@ from carpool_sidecar.tuning.busy import BusyMinutes
 from carpool_sidecar.tuning.decisions import Decisions
 from carpool_sidecar.tuning.in_force import ParametersInForce
 from carpool_sidecar.tuning.messages import Decided, Measured, Setup
-from carpool_sidecar.tuning.observer import STALLED_SHARE, Observer
+from carpool_sidecar.tuning.observer import Observer
 from carpool_sidecar.tuning.replica_load import LoadWatch, ReplicaLoad
 from carpool_sidecar.tuning.tuner_link import TunerLink
 
@@ -145,7 +146,7 @@ class Control:
                 self._load.measured(reply.model, reply.capacity)
             else:
                 self._decided(reply.model, reply.decision)
-                self._driver.verifier.measure(reply.model, reply.measure)
+                self._driver.verifier.trials.measure(reply.model, reply.measure)
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from carpool.exchange.decision import Observation
+from carpool.exchange.decision import STALLED_SHARE, Observation
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.tuning.messages import Observations, Observed
 
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from carpool.batching.batcher import Batcher
     from carpool.batching.counters import Stats
     from carpool_sidecar.tuning.stalls import StallWatcher
-
-STALLED_SHARE = 0.25
-"""Share of an interval that this host may pause before the whole interval is void."""
 
 
 class Observer:

@@ -136,7 +136,7 @@ def test_rows_that_make_the_server_hang_up_are_bad_where_it_answers_others(tmp_p
 
     answers, job, _, _ = work(tmp_path, run, batch=batch, retries=1, isolates=True)
     assert answers == [row for row in range(1, 21) if row not in {3, 17}]
-    assert job.skipped == 2
+    assert job.results.skipped == 2
 
 
 def test_a_server_that_comes_back_at_last_loses_no_row(tmp_path):
@@ -148,7 +148,7 @@ def test_a_server_that_comes_back_at_last_loses_no_row(tmp_path):
         return rows
 
     answers, job, _, _ = work(tmp_path, run, batch=2, retries=1, isolates=True)
-    assert (answers, job.skipped) == (list(range(1, 21)), 0)
+    assert (answers, job.results.skipped) == (list(range(1, 21)), 0)
 
 
 def test_a_server_that_answers_no_row_any_more_stops_the_job(tmp_path):
@@ -192,7 +192,7 @@ def test_a_row_that_crashes_the_server_is_found_though_a_restart_takes_time(tmp_
 
     answers, job, _, _ = work(tmp_path, run, batch=4, retries=3, isolates=True, stopping=clock)
     assert answers == [row for row in range(1, 21) if row != 7]
-    assert job.skipped == 1
+    assert job.results.skipped == 1
 
 
 def test_a_server_that_asks_to_come_later_is_no_fault_of_a_row(tmp_path):
@@ -209,7 +209,7 @@ def test_a_server_that_asks_to_come_later_is_no_fault_of_a_row(tmp_path):
 def test_order_is_kept(tmp_path, concurrency):
     answers, job, _, _ = work(tmp_path, lambda rows: rows, concurrency=concurrency)
     assert answers == list(range(1, 21))
-    assert (job.answered, job.skipped) == (20, 0)
+    assert (job.results.answered, job.results.skipped) == (20, 0)
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -230,7 +230,7 @@ def test_a_bad_row_costs_the_others_nothing(tmp_path):
 
     answers, job, sizes, _ = work(tmp_path, run)
     assert answers == [row for row in range(1, 21) if row not in {3, 4, 17}]
-    assert job.skipped == 3
+    assert job.results.skipped == 3
     assert sizes.size == 8
 
 
@@ -352,4 +352,4 @@ def test_what_may_be_the_rows_own_fault_is_in_the_end(tmp_path):
         return rows
 
     answers, job, _, slept = work(tmp_path, run, batch=1, size=4, retries=1)
-    assert (answers, job.skipped, slept) == ([1, 2, 4], 1, [1.0])
+    assert (answers, job.results.skipped, slept) == ([1, 2, 4], 1, [1.0])

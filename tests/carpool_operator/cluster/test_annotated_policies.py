@@ -6,7 +6,7 @@ from things import DEPLOYMENT, POLICY, as_kept, deployment, policy
 from carpool_operator.api.model import Namespace
 from carpool_operator.cluster.annotated_policies import AnnotatedPolicies, drop, keep
 from carpool_operator.cluster.cache import Cache
-from carpool_operator.cluster.fleet import KINDS, POLICIES
+from carpool_operator.cluster.kinds import KINDS, POLICIES
 from carpool_operator.cluster.objects import RawPolicy
 from carpool_operator.workloads.metadata import Key
 from carpool_operator.workloads.registry import BY_NAME

@@ -12,7 +12,8 @@ from times import Quick
 from carpool_operator.api.model import Target
 from carpool_operator.cluster import watching
 from carpool_operator.cluster.autoscalers import HPAS, METRICS, SCALED_OBJECTS, RawHpa, RawScaledObject, query
-from carpool_operator.cluster.fleet import KINDS, Fleet, watch_of
+from carpool_operator.cluster.fleet import Fleet, watch_of
+from carpool_operator.cluster.kinds import KINDS
 
 HPA, SCALED_OBJECT = ("autoscaling/v2", HPAS), ("keda.sh/v1alpha1", SCALED_OBJECTS)
 WEB = Target("ns", "Deployment", "web")
@@ -192,7 +193,7 @@ def test_an_autoscaler_of_a_deployment_that_kserve_created_follows_the_inference
     deployment = {**NAMED, "name": "bert-predictor"}
     scaler = {"metadata": {**meta, "name": "bert"}, "spec": hpa(metric("carpool_load"), to=deployment)["spec"]}
     for kind in ("inferenceservices", HPAS):
-        fleet.found(kind)
+        fleet.coverage.found(kind)
     fleet.handle_event(HPAS, False, scaler)
     assert names(fleet) == {Target("ns", "Deployment", "bert-predictor"): "HorizontalPodAutoscaler/bert"}
     fleet.handle_event("inferenceservices", False, service)

@@ -11,7 +11,8 @@ from things import DEPLOYMENT, POD, POLICY, deployment, pod, policy
 from times import Quick
 
 from carpool_operator.api.model import Target
-from carpool_operator.cluster.fleet import PODS, POLICIES, Fleet, Sync, watch_of
+from carpool_operator.cluster.fleet import Fleet, Lister, Sync, watch_of
+from carpool_operator.cluster.kinds import PODS, POLICIES
 from carpool_operator.cluster.kube import ApiError
 
 
@@ -33,13 +34,16 @@ def late():
     return []
 
 
+def syncing(kube, fleet, namespaces, interval=1.0, found=lambda *_: None):
+    log = logging.getLogger("test")
+    lister = Lister(kube, fleet, namespaces, found=found, log=log)
+    return Sync(lister, interval=interval, clock=Clock(), log=log, random=Quick())
+
+
 @pytest.fixture
 def sync(api, fleet, late):
     kube = api.kube()
-    yield Sync(
-        kube, fleet, [None], interval=1e-3, found=lambda *news: late.append(news), clock=Clock(),
-        log=logging.getLogger("test"), random=Quick(),
-    )  # fmt: skip
+    yield syncing(kube, fleet, [None], interval=1e-3, found=lambda *news: late.append(news))
     kube.close()
 
 
@@ -52,7 +56,7 @@ async def test_the_first_list_fills_the_caches(api, fleet, sync):
 
     await sync.once()
 
-    assert fleet.synced
+    assert fleet.coverage.synced
     assert sync.ok.is_set()
     assert fleet.sizes() == {
         "policies": 1, "deployments": 1, "statefulsets": 1, "daemonsets": 0, "replicasets": 0,
@@ -85,7 +89,7 @@ async def test_nothing_counts_as_listed_while_a_list_fails(api, fleet, sync):
     with pytest.raises(ApiError):
         await sync.once()
 
-    assert not fleet.synced
+    assert not fleet.coverage.synced
     assert not sync.ok.is_set()
 
 
@@ -121,7 +125,7 @@ async def test_a_list_from_before_a_doubt_says_nothing(api, fleet, sync):
 
     await sync.once()
 
-    assert fleet.synced
+    assert fleet.coverage.synced
     assert not sync.ok.is_set()
 
 
@@ -143,26 +147,23 @@ async def test_a_watch_that_has_gone_deaf_is_noticed(api, fleet, sync):
     for number in range(3):
         api.put(*POLICY, policy(f"p{number}"))
         await sync.once()
-    assert fleet.unheard == {(kind, None): 3 * (kind == POLICIES) for kind in fleet.present}
+    assert fleet.coverage.unheard == {(kind, None): 3 * (kind == POLICIES) for kind in fleet.coverage.present}
 
     fleet.handle_event(POLICIES, False, api.put(*POLICY, policy("p9")))
     api.put(*POLICY, policy("p10"))
     await sync.once()
-    assert fleet.unheard[POLICIES, None] == 0
+    assert fleet.coverage.unheard[POLICIES, None] == 0
 
 
 async def test_one_namespace_s_watch_that_has_gone_deaf_is_noticed_though_others_hear(kube, api, fleet):
-    sync = Sync(
-        kube, fleet, ["a", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
-        log=logging.getLogger("test"), random=Quick(),
-    )  # fmt: skip
+    sync = syncing(kube, fleet, ["a", "b"])
     await sync.once()
     for number in range(3):
         fleet.handle_event(POLICIES, False, api.put(*POLICY, policy(f"p{number}"), "a"))
         api.put(*POLICY, policy(f"p{number}"), "b")
         await sync.once()
 
-    assert (fleet.unheard[POLICIES, "a"], fleet.unheard[POLICIES, "b"]) == (0, 3)
+    assert (fleet.coverage.unheard[POLICIES, "a"], fleet.coverage.unheard[POLICIES, "b"]) == (0, 3)
 
 
 def rollout(name="web"):
@@ -177,7 +178,7 @@ async def test_a_kind_that_is_not_installed_breaks_nothing(api, fleet, sync, lat
     await sync.once()
 
     assert sync.ok.is_set()
-    assert "rollouts" not in fleet.present
+    assert "rollouts" not in fleet.coverage.present
     assert "rollouts" not in fleet.sizes()
     assert fleet.workload(Target("ns", "Rollout", "web")) is None
 
@@ -193,7 +194,7 @@ async def test_a_kind_comes_and_goes_with_its_crd(api, fleet, sync, late):
     assert sync.kinds_changed.is_set()
     assert fleet.workload(Target("ns", "Rollout", "web")).replicas == 1
     assert fleet.sizes()["rollouts"] == 1
-    assert set(late) == {(kind, 0) for kind in fleet.present - {"rollouts"}}, "no event of it could have come"
+    assert set(late) == {(kind, 0) for kind in fleet.coverage.present - {"rollouts"}}, "no event of it could have come"
 
     sync.kinds_changed.clear()
     await sync.once()
@@ -214,33 +215,27 @@ async def test_a_kind_that_can_not_be_listed_in_one_namespace_stays_in_the_other
     a, b = Target("a", "Rollout", "web"), Target("b", "Rollout", "web")
     for target in (a, b):
         api.put(*ROLLOUT, rollout(), target.namespace)
-    sync = Sync(
-        kube, fleet, ["a", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
-        log=logging.getLogger("test"), random=Quick(),
-    )  # fmt: skip
-    assert not fleet.lists_workloads("Rollout", "a")
+    sync = syncing(kube, fleet, ["a", "b"])
+    assert not fleet.coverage.lists_workloads("Rollout", "a")
     await sync.once()
-    assert [fleet.lists_workloads("Rollout", each) for each in "ab"] == [True, True]
+    assert [fleet.coverage.lists_workloads("Rollout", each) for each in "ab"] == [True, True]
 
     api.fail("GET /apis/argoproj.io/v1alpha1/namespaces/b", status)
     await sync.once()
 
     assert [each.target for each in fleet.workloads()] == [a]
-    assert [fleet.lists_workloads("Rollout", each) for each in "ab"] == [True, False], "that of b may exist"
-    assert "rollouts" in fleet.present
+    assert [fleet.coverage.lists_workloads("Rollout", each) for each in "ab"] == [True, False], "that of b may exist"
+    assert "rollouts" in fleet.coverage.present
 
     await sync.once()
     assert {each.target for each in fleet.workloads()} == {a, b}
-    assert fleet.lists_workloads("Rollout", "b")
+    assert fleet.coverage.lists_workloads("Rollout", "b")
 
 
 @pytest.fixture
 def of_two(kube, fleet):
     """Lists two namespaces by name."""
-    return Sync(
-        kube, fleet, ["a", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
-        log=logging.getLogger("test"), random=Quick(),
-    )  # fmt: skip
+    return syncing(kube, fleet, ["a", "b"])
 
 
 def populate(api):
@@ -274,8 +269,8 @@ async def test_a_namespace_that_can_not_be_read_is_left_out_and_the_others_go_on
     assert places(fleet) == [{"a"}] * 3
     assert len(fleet.policies) == 2
     assert of_two.kinds_changed.is_set(), "kopf would end"
-    assert fleet.followed()[1] == ["a"]
-    assert {place[1] for place in fleet.unheard} == {"a"}
+    assert fleet.coverage.followed()[1] == ["a"]
+    assert {place[1] for place in fleet.coverage.unheard} == {"a"}
     said = [(each.message, each.namespace, each.status) for each in caplog.records if each.levelname == "WARNING"]
     assert said == [("a namespace can't be read, and is left out until it can", "b", 403)]
 
@@ -285,7 +280,7 @@ async def test_a_namespace_that_can_not_be_read_is_left_out_and_the_others_go_on
 
     assert places(fleet) == [{"a", "b"}] * 3
     assert of_two.kinds_changed.is_set()
-    assert sorted(fleet.followed()[1]) == ["a", "b"]
+    assert sorted(fleet.coverage.followed()[1]) == ["a", "b"]
     fleet.handle_event(DEPLOYMENT[1], True, late)
     assert fleet.workload(Target("b", "Deployment", "late")) is None
 
@@ -296,7 +291,7 @@ async def test_an_operator_starts_though_a_namespace_is_gone(api, fleet, of_two)
 
     await of_two.once()
 
-    assert fleet.synced
+    assert fleet.coverage.synced
     assert of_two.ok.is_set()
     assert places(fleet) == [{"b"}] * 3
 
@@ -333,20 +328,20 @@ async def test_a_kind_that_is_refused_in_one_namespace_is_not_watched_by_kopf(ap
         api.put(*ROLLOUT, rollout(f"web-{number}"), "a")
         await of_two.once()
 
-    kinds, namespaces = fleet.followed()
+    kinds, namespaces = fleet.coverage.followed()
     assert "rollouts" not in kinds
     assert sorted(namespaces) == ["a", "b"]
     assert len(list(fleet.workloads())) == 5
-    assert not any(fleet.unheard.values()), "no events of it could have come"
+    assert not any(fleet.coverage.unheard.values()), "no events of it could have come"
 
     await of_two.once()
-    assert "rollouts" in fleet.followed()[0]
+    assert "rollouts" in fleet.coverage.followed()[0]
 
 
 async def test_a_kind_that_this_version_does_not_know_is_not_listed(fleet, sync):
     await sync.once()
 
-    assert not fleet.lists_workloads("Job", "ns")
+    assert not fleet.coverage.lists_workloads("Job", "ns")
 
 
 async def test_a_kind_without_a_right_to_it_is_as_good_as_absent(api, fleet, sync):
@@ -356,7 +351,7 @@ async def test_a_kind_without_a_right_to_it_is_as_good_as_absent(api, fleet, syn
     await sync.once()
 
     assert sync.ok.is_set()
-    assert "rollouts" not in fleet.present
+    assert "rollouts" not in fleet.coverage.present
 
 
 async def test_a_kind_that_every_cluster_has_is_not_done_without(api, fleet, sync):
@@ -365,7 +360,7 @@ async def test_a_kind_that_every_cluster_has_is_not_done_without(api, fleet, syn
     with pytest.raises(ApiError):
         await sync.once()
 
-    assert not fleet.synced
+    assert not fleet.coverage.synced
 
 
 NAMESPACE = {"metadata": {"name": "ns", "annotations": {"carpool.dev/slo-p99": "80ms", "carpool.dev/mod": "Hold"}}}
@@ -385,10 +380,7 @@ async def test_the_defaults_of_a_namespace_are_read(api, fleet, sync):
 async def test_with_rights_in_some_namespaces_each_is_read_by_itself(kube, api, fleet):
     api.put("v1", "namespaces", NAMESPACE, "")
     api.put("v1", "namespaces", {"metadata": {"name": "b"}}, "")
-    sync = Sync(
-        kube, fleet, ["ns", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
-        log=logging.getLogger("test"), random=Quick(),
-    )  # fmt: skip
+    sync = syncing(kube, fleet, ["ns", "b"])
 
     await sync.once()
 
@@ -425,10 +417,7 @@ async def test_the_lists_of_two_namespaces_do_not_disturb_each_other(api, fleet)
     api.put(*POLICY, policy(), "b")
     api.put(*POLICY, policy(), "c")
     kube = api.kube()
-    sync = Sync(
-        kube, fleet, ["a", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
-        log=logging.getLogger("test"), random=Quick(),
-    )  # fmt: skip
+    sync = syncing(kube, fleet, ["a", "b"])
 
     await sync.once()
 
@@ -442,12 +431,12 @@ async def test_pods_are_followed(api, fleet):
     pods = watch_of(kube, fleet, PODS, "ns", asyncio.get_running_loop(), log=logging.getLogger("test"), random=Quick())
     pods.start()
     await api.until(lambda: api.watchers)
-    before = fleet.last_event["pods"]
+    before = fleet.coverage.last_event["pods"]
     api.put(*POD, pod())
     api.bookmark()
     await api.until(lambda: len(fleet.pods) == 1)
 
-    assert fleet.last_event["pods"] > before
+    assert fleet.coverage.last_event["pods"] > before
     pods.stop()
     api.end_watches()
     kube.close()

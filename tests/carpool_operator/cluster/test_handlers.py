@@ -9,7 +9,7 @@ import pytest
 from things import DEPLOYMENT, POLICY, deployment, policy
 from times import Quick
 
-from carpool_operator.cluster.fleet import Fleet, Sync
+from carpool_operator.cluster.fleet import Fleet, Lister, Sync
 from carpool_operator.cluster.handlers import Kopf, credentials, settings
 from carpool_operator.cluster.kube import Kube
 
@@ -39,16 +39,15 @@ def namespaces():
 async def lists(api, kube, namespaces):
     """Fills the fleet that kopf reports to."""
     clock = asyncio.get_running_loop().time
-    return Sync(
-        kube, Fleet(clock), namespaces, interval=1.0, found=lambda *_: None, clock=clock,
-        log=logging.getLogger("test"), random=Quick(),
-    )  # fmt: skip
+    log = logging.getLogger("test")
+    lister = Lister(kube, Fleet(clock), namespaces, found=lambda *_: None, log=log)
+    return Sync(lister, interval=1.0, clock=clock, log=log, random=Quick())
 
 
 @pytest.fixture
 async def running(api, sync, lists):
     """Run kopf; gives the fleet that it reports to."""
-    kube, fleet = api.kube(), lists._fleet
+    kube, fleet = api.kube(), lists._lister._fleet
     await lists.once()
     task = asyncio.create_task(Kopf(kube, fleet, sync, random=Quick()).run())
     yield fleet

@@ -8,7 +8,7 @@ from things import POD, pod
 from times import Quick
 
 from carpool_operator.cluster import watching
-from carpool_operator.cluster.fleet import KINDS, PODS
+from carpool_operator.cluster.kinds import KINDS, PODS
 from carpool_operator.cluster.watching import LeftOut, Listing, Watch
 
 
@@ -19,7 +19,7 @@ class Seen:
         self.pods = {}
         self.lists = 0
         self.events = []
-        self.alive = 0
+        self.signs_of_life = 0
         self.told = asyncio.Event()
         self._loop = loop
 
@@ -42,8 +42,8 @@ class Seen:
 
         self._loop.call_soon_threadsafe(take)
 
-    def live(self):
-        self.alive += 1
+    def alive(self):
+        self.signs_of_life += 1
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ async def seen(api):
     seen = Seen(asyncio.get_running_loop())
     kind = KINDS[PODS]
     watch = Watch(
-        kube, Listing("/api/v1/pods", kind.query, kind.kept, LeftOut(PODS)), listed=seen.listed, seen=seen.seen,
-        alive=seen.live, log=logging.getLogger("test"), random=Quick(),
+        kube, Listing("/api/v1/pods", kind.query, kind.kept, LeftOut(PODS)), seen,
+        log=logging.getLogger("test"), random=Quick(),
     )  # fmt: skip
     api.put(*POD, pod("first"))
     api.put(*POD, pod("other", injected=False))

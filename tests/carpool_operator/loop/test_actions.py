@@ -107,7 +107,7 @@ async def test_a_configuration_stays_while_the_kind_that_its_policy_selects_can_
 
 
 async def test_a_namespace_that_can_not_be_read_for_a_moment_keeps_its_configurations(world):
-    world.sync._namespaces = ["ns", "b"]
+    world.lister._namespaces = ["ns", "b"]
     populate(world.api)
     await world.passes(4)
     before = world.api.get(*CONFIG_MAP, "carpool-deployment-web")

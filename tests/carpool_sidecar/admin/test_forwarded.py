@@ -39,7 +39,7 @@ async def test_every_path_is_in_metrics_and_report(world):
     sidecar, client = await world.start()
     for _ in range(3):
         assert (await client.send(b"POST", b"/embed?x=1", b'{"instances": [1]}')).status == 200
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     text = (await admin.get(b"/metrics")).body.decode()
     path = 'method="POST",path="/embed"'
     assert f'carpool_forwarded_requests_total{{code="200",{path}}} 3.0' in text

@@ -42,7 +42,7 @@ def test_the_examples_service_is_the_one_that_its_trigger_asks(documents, trigge
 
 async def test_it_reads_a_number_from_each_sidecar_and_adds_them_up(world, trigger):
     first, client = await world.start()
-    port = int(first.admin_address.rpartition(":")[2])
+    port = int(first.admin.address.rpartition(":")[2])
     asked = {**trigger, "url": trigger["url"].replace("14090", str(port))}
 
     async def read():

@@ -256,9 +256,9 @@ def test_trials_of_several_lengths_verify_rows_and_padding_at_once():
     two = next_trial(check)
     assert (lengths_of(two), two.padded) == ([4, 2, 3, 4, 4], True)
     assert check.has_agreed(two)
-    assert (check.verified, check.pads, check.settled, check.samples.kept) == (True, True, True, [])
+    assert (check.verified, check.padding.verified, check.settled, check.samples.kept) == (True, True, True, [])
     assert check.key_of(of_length(1).parsed) == check.key_of(of_length(4).parsed) != check.key_of(of_length(5).parsed)
-    assert check.padding.startswith("verified")
+    assert check.padding.evidence(check.trouble).startswith("verified")
 
 
 def test_trials_of_one_length_say_nothing_of_padding():
@@ -267,16 +267,16 @@ def test_trials_of_one_length_say_nothing_of_padding():
         trial = next_trial(check)
         assert not trial.padded
         check.has_agreed(trial)
-    assert (check.verified, check.pads, check.settled) == (True, False, False)
+    assert (check.verified, check.padding.verified, check.settled) == (True, False, False)
     assert check.key_of(of_length(2).parsed) == of_length(2).parsed.key
     assert next_trial(check) is None
-    assert check.padding.startswith("not verified yet: 0 of 2 trial batches agreed")
+    assert check.padding.evidence(check.trouble).startswith("not verified yet: 0 of 2 trial batches agreed")
     check.answered_alone(of_length(2, 2))
     for _ in range(TRIALS):
         trial = next_trial(check)
         assert (set(lengths_of(trial)), trial.padded) == ({2, 3}, True)
         check.has_agreed(trial)
-    assert (check.pads, check.settled) == (True, True)
+    assert (check.padding.verified, check.settled) == (True, True)
 
 
 def test_lengths_of_different_buckets_are_in_no_trial_together():
@@ -288,12 +288,15 @@ def test_once_padding_is_refuted_rows_of_one_length_are_verified_by_themselves()
     check = fed(of_length(3), of_length(2), of_length(2, 1), check=padding())
     assert next_trial(check).padded
     check.pads_no_more("the answers differ", 0.0)
-    assert check.padding == "refuted, so only requests of equal length share a batch: the answers differ"
+    assert (
+        check.padding.evidence(check.trouble)
+        == "refuted, so only requests of equal length share a batch: the answers differ"
+    )
     for _ in range(TRIALS):
         trial = next_trial(check)
         assert (set(lengths_of(trial)), trial.padded) == ({2}, False)
         check.has_agreed(trial)
-    assert (check.verified, check.pads, check.settled) == (True, False, True)
+    assert (check.verified, check.padding.verified, check.settled) == (True, False, True)
     assert check.key_of(of_length(2).parsed) == of_length(2).parsed.key
 
 

@@ -31,7 +31,7 @@ async def copied(world, sidecar, client, load, rows):
     sidecar.batcher.learn("m", Estimate(times, times), sidecar.clock())
     pace = check_of(sidecar).pace
     pace.look_at = pace.try_at = 0.0  # however soon after the last one
-    sidecar.driver.verifier.measure("m", [rows])
+    sidecar.driver.verifier.trials.measure("m", [rows])
     told = await asked(sidecar, client, load, requests=1)
     await idle(world, sidecar)
     return told[0].rows
@@ -54,7 +54,7 @@ async def test_a_batch_of_copies_is_measured_and_nobody_waits_for_its_answer(wor
     counts = sidecar.driver.counts
     assert counts.batch_rows["m"] == sidecar.batcher.stats(sidecar.clock()).models["m"].rows, "of callers only"
     assert 16 in {cell[1] for cell in since.cells}, "its latency is known"
-    assert sidecar.driver.verifier.results["m", "agreed"] == TRIALS + 2
+    assert sidecar.driver.verifier.trials.results["m", "agreed"] == TRIALS + 2
     # Once: another one has to be asked for.
     await asked(sidecar, client, load, requests=3)
     await idle(world, sidecar)
@@ -69,7 +69,7 @@ async def test_no_copies_that_would_delay_others_by_most_of_the_slo(world, serve
     times = tuple(0.04 * sidecar.driver.terms.due * rows for rows in range(65))
     for sizes, sent in (([17], 1), ([24, 17, 16, 8], 2)):
         sidecar.batcher.learn("m", Estimate(times, times), sidecar.clock())
-        sidecar.driver.verifier.measure("m", sizes)
+        sidecar.driver.verifier.trials.measure("m", sizes)
         pace = check_of(sidecar).pace
         pace.look_at = pace.try_at = 0.0
         await asked(sidecar, client, load, requests=1)
@@ -173,7 +173,7 @@ async def test_copies_that_are_too_large_say_nothing_of_smaller_batches(world, s
 async def test_no_copies_are_sent_where_the_policy_has_none(world, served, load, fields):
     sidecar, client = await served(LINEAR, parameters=LARGE, policy={"models": FIRST, **fields})
     await asked(sidecar, client, load)
-    sidecar.driver.verifier.measure("m", [24])
+    sidecar.driver.verifier.trials.measure("m", [24])
     await asked(sidecar, client, load)
     await idle(world, sidecar)
     assert max(map(rows_of, world.model.received)) == 1

@@ -29,7 +29,7 @@ async def test_no_answer_depends_on_other_callers(served, load, compare, name, p
     else:
         assert (state, entry.alone, entry.alone_by_protocol) == ("refuted", "axis-refuted", "axis-refuted")
         assert sidecar.driver.counts.alone["m", "axis-refuted"] > 0
-        assert sidecar.driver.verifier.results["m", "disagreed"] == 1
+        assert sidecar.driver.verifier.trials.results["m", "disagreed"] == 1
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -58,6 +58,6 @@ async def test_models_whose_rows_are_independent_are_merged(served, load, compar
     assert [one for one in told if not compare(model, one)] == []
     assert sum(one.batch > len(one.rows) for one in told) > len(told) / 3
     assert entry_of(sidecar)[1] == "verified"
-    results = sidecar.driver.verifier.results
+    results = sidecar.driver.verifier.trials.results
     assert results["m", "agreed"] >= 2
     assert results.keys() == {("m", "agreed")}

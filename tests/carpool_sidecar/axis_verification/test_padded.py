@@ -205,8 +205,8 @@ async def test_padded_requests_get_exactly_the_answers_that_they_get_alone(encod
     assert {length for _, length in calls} <= set(range(1, 33))
     own, added = sidecar.driver.counts.tokens["m"]
     assert 0 < added < own
-    assert sidecar.driver.verifier.results["m", "agreed"] > TRIALS
-    assert ("m", "disagreed") not in sidecar.driver.verifier.results
+    assert sidecar.driver.verifier.trials.results["m", "agreed"] > TRIALS
+    assert ("m", "disagreed") not in sidecar.driver.verifier.trials.results
     # Batches of the two buckets are counted apart.
     cells = sidecar.batcher.stats(sidecar.clock()).models["m"].cells
     assert {cell[0] for cell in cells} == {16, 32}
@@ -438,7 +438,7 @@ async def test_a_sequence_axis_in_the_file_comes_and_goes_without_a_wrong_answer
     assert padding(sidecar).startswith("verified")
     policy = {"models": [{"name": "m", "sequence": {**SEQUENCE, "lengths": [64]}}], "verification": {}}
     for each in (policy, {"models": [], "verification": {}}, policy):
-        sidecar._configured(world.parsed(world.config(policy=each)))
+        sidecar.versions._configured(world.parsed(world.config(policy=each)))
         assert not padding(sidecar).startswith("verified")
         told = await load("v1")
         assert all(one.same for one in told)
@@ -469,7 +469,7 @@ async def test_the_tuner_learns_each_bucket_by_itself_and_the_batcher_plans_with
 async def test_stats_and_metrics_show_padding(encoded, world):
     sidecar, load, _, _ = await encoded()
     told = [*await load("v1"), *await load("v1", lengths=(40,))]
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     stats = (await admin.get(b"/v1/stats")).json
     (entry,) = stats["models"]
     own, added = sidecar.driver.counts.tokens["m"]

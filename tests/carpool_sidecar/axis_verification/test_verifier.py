@@ -11,7 +11,7 @@ import pytest
 from verification import FIRST, LINEAR, asked, check_of, idle, ones, rows_of, singles, state, verified
 
 from carpool.batching.requests import Estimate
-from carpool_sidecar.axis_verification import verifier as verifier_module
+from carpool_sidecar.axis_verification import trial_runner
 from carpool_sidecar.axis_verification.check import LONE, TRIALS
 from carpool_sidecar.http1.messages import find
 
@@ -25,7 +25,7 @@ async def test_trials_are_few_calls_and_count_as_nobody_s_requests(world, served
     counted = sidecar.batcher.stats(sidecar.clock()).models["m"]
     assert (counted.arrivals, counted.rows, counted.hits, counted.misses) == (LONE, LONE, LONE, {})
     assert state(sidecar)[1] == "2 batches gave every row the same answer as a single request"
-    assert sidecar.driver.verifier.results == {("m", "agreed"): TRIALS}
+    assert sidecar.driver.verifier.trials.results == {("m", "agreed"): TRIALS}
     assert all(one.batch == 1 for one in told)
     (entry,) = sidecar.models
     assert entry.waiters == 0
@@ -107,7 +107,7 @@ async def test_a_model_that_becomes_another_without_a_word_is_found_by_a_check_o
     assert state(sidecar)[0] == "refuted"
     assert "in batch of live traffic, output 'predictions'" in state(sidecar)[1]
     assert sidecar.batcher.model("m").isolation.quarantined
-    assert sidecar.driver.verifier.results["m", "disagreed"] == 1
+    assert sidecar.driver.verifier.trials.results["m", "disagreed"] == 1
     assert [record.detail for record in caplog.records if "depends on its batch" in record.message] == [
         state(sidecar)[1]
     ]
@@ -120,7 +120,7 @@ async def test_what_waits_already_is_not_merged_once_a_model_is_refuted(world, s
     await verified(world, sidecar, client, load)
     first, rest = await world.queue_behind(sidecar, client, [b"[1,2,3,4.5]", b"[1,2,3,5.5]"])
     (entry,) = sidecar.models
-    sidecar.driver.verifier._disagrees(entry, check_of(sidecar), "a test says so")
+    sidecar.driver.verifier.trials.disagrees(entry, check_of(sidecar), "a test says so")
     calls = len(world.model.received)
     for exchange in world.model.held:
         exchange.respond(200, [], b'{"predictions":[[1.0,2.0,3.0,4.0,5.0]]}')
@@ -169,7 +169,7 @@ async def test_trials_that_the_model_is_too_busy_for_are_sent_again(world, serve
         assert "was answered with status 503" in state(sidecar)[1]
         check_of(sidecar).pace.try_at = check_of(sidecar).pace.look_at = 0.0
     await verified(world, sidecar, client, load)
-    assert sidecar.driver.verifier.results == {("m", "failed"): 2, ("m", "agreed"): 2}
+    assert sidecar.driver.verifier.trials.results == {("m", "failed"): 2, ("m", "agreed"): 2}
 
 
 async def test_a_model_that_refuses_batches_of_what_it_answers_alone_is_not_sent_any(world, served, load):
@@ -219,7 +219,7 @@ async def test_another_model_is_verified_anew_and_what_was_under_way_says_nothin
     assert state(sidecar) == ("unverified", "not verified yet: no single request was answered with success")
     held[0].respond(500, [], b"")
     await idle(world, sidecar)
-    assert sidecar.driver.verifier.results == {}
+    assert sidecar.driver.verifier.trials.results == {}
     world.model.behave = behave
     await verified(world, sidecar, client, load)
     sidecar._found(again=True)
@@ -234,7 +234,7 @@ async def test_an_axis_that_the_policy_asserts_is_merged_at_once_and_only_warned
     sidecar, client = await served(model, policy={"models": FIRST})
     told = await load(client, "v1")
     assert any(one.batch > len(one.rows) for one in told[:20])
-    assert sidecar.driver.verifier.results["m", "disagreed"] >= 1
+    assert sidecar.driver.verifier.trials.results["m", "disagreed"] >= 1
     assert state(sidecar)[0] == "contradicted"
     assert (
         "the policy says axis First, but in batch of live traffic, output 'predictions', row 0: " in state(sidecar)[1]
@@ -284,7 +284,7 @@ async def test_an_asserted_axis_that_holds_is_said_to(world, served, load, compa
     sidecar, client = await served(LINEAR, policy={"models": FIRST})
     told = await load(client, "v1")
     assert all(compare(LINEAR, one) for one in told)
-    assert sidecar.driver.verifier.results.keys() == {("m", "agreed")}
+    assert sidecar.driver.verifier.trials.results.keys() == {("m", "agreed")}
     assert state(sidecar) == ("asserted", "the policy says axis First")
 
 
@@ -308,7 +308,7 @@ async def test_nothing_is_checked_where_the_policy_believes_the_server(world, se
     told = await load(client, "v2")
     assert any(one.batch > len(one.rows) for one in told[:10])
     assert state(sidecar)[0] == "off"
-    assert sidecar.driver.verifier.results == {}
+    assert sidecar.driver.verifier.trials.results == {}
 
 
 async def test_the_tolerance_is_the_policy_s(world, served, load):
@@ -329,7 +329,7 @@ async def test_the_word_of_a_person_stands_over_a_refutation_and_ends_with_it(wo
     told = []
     for models in (FIRST, []):
         text = world.config(policy={"models": models, "verification": {}})
-        sidecar._use(world.parsed(text))
+        sidecar.versions.use(world.parsed(text))
         assert not sidecar.batcher.model("m").isolation.quarantined
         told.append(await load(client, "v1", requests=6))
     assert any(one.batch > len(one.rows) for one in told[0])
@@ -341,7 +341,7 @@ async def test_a_fault_in_comparing_costs_nobody_an_answer(world, served, load, 
     def broken(*arguments):
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(verifier_module, "disagreement", broken)
+    monkeypatch.setattr(trial_runner, "disagreement", broken)
     sidecar, client = await served(LINEAR)
     told = await load(client, "v1")
     assert all(compare(LINEAR, one) for one in told)
@@ -379,7 +379,7 @@ async def test_callers_who_make_up_forms_push_out_none_that_is_verified(world, s
 async def test_stats_metrics_and_log_say_what_is_known(world, served, load, ask_v1, caplog):
     caplog.set_level("INFO", "carpool")
     sidecar, client = await served(model_functions.NEVER["cumulative-sum"])
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     target, body, headers = ask_v1(np.ones((1, 4)))
     await client.send(b"POST", target, body, headers)
     (model,) = (await admin.get(b"/v1/stats")).json["models"]
@@ -424,7 +424,7 @@ async def test_of_a_server_without_metadata_v1_is_verified_and_v2_has_no_axis(wo
 
 
 async def models(world, sidecar):
-    return (await world.client(sidecar.admin_address).get(b"/v1/stats")).json["models"]
+    return (await world.client(sidecar.admin.address).get(b"/v1/stats")).json["models"]
 
 
 async def test_answers_that_are_to_be_compared_are_not_asked_for_compressed(world, served):

@@ -117,7 +117,7 @@ async def test_v2_requests_are_sent_alone_until_the_batch_axis_is_known(world):
 async def test_answers_of_a_pipelining_client_come_in_its_order(world):
     sidecar, _ = await world.start(parameters={"*": {"maxBatch": 1, "maxInFlight": 4}})
     world.model.holding = True
-    host, _, port = sidecar.address.rpartition(":")
+    host, _, port = sidecar.data.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     for number in (1, 2):
         body = b'{"instances":[%d]}' % number
@@ -566,7 +566,7 @@ async def test_headers_are_read_anew_once_the_policy_says_otherwise(world):
         for line in tokens:
             assert (await client.predict(b"7", line)).status == 200
     across = json.loads(world.config(policy={"batchAcross": ["authorization"]}))
-    sidecar._use(parse(json.dumps(across)))
+    sidecar.versions.use(parse(json.dumps(across)))
     first = await world.occupy(client)
     rest = await world.queue(sidecar, *[lambda line=line: client.predict(b"7", line) for line in tokens])
     world.model.release()
@@ -579,7 +579,7 @@ async def test_who_waits_under_former_rules_shares_no_credentials_with_who_comes
     sidecar, client = await world.start(policy={"batchAcross": ["authorization"]})
     first = await world.occupy(client)
     alice = await world.queue(sidecar, lambda: client.predict(b"1", [(b"Authorization", b"Bearer alice")]))
-    sidecar._use(parse(world.config()))
+    sidecar.versions.use(parse(world.config()))
     nobody = await world.queue(sidecar, lambda: client.predict(b"2"))
     world.model.release()
     assert [(await one).status for one in (first, *alice, *nobody)] == [200] * 3
@@ -686,7 +686,7 @@ async def test_rows_of_batches_count_callers_of_every_priority(world):
 
 async def test_a_header_with_its_own_value_in_each_request_is_named_once_with_the_fix(world, caplog):
     sidecar, client = await world.start()
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     for number in range(3 * WINDOW):
         assert (await client.predict(b"1", [(b"x-user-id", b"%d" % number)])).status == 200
     advised = (
@@ -700,7 +700,7 @@ async def test_a_header_with_its_own_value_in_each_request_is_named_once_with_th
 
 async def test_a_model_that_answers_no_request_with_success_is_reported_with_the_codes(world):
     sidecar, client = await world.start()
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     echo, world.model.behave = world.model.behave, lambda exchange: exchange.respond(401, [], b"{}")
     for _ in range(3):
         await client.predict(b"1")

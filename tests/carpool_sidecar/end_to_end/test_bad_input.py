@@ -69,7 +69,7 @@ async def among(world):
         assert [call.rows for call in world.model.received[1:] if call.body != body] == [[1, 2, 3]]
         assert sidecar.batcher.idle
         ((model, reason),) = sidecar.driver.counts.alone
-        stats = (await world.client(sidecar.admin_address).get(b"/v1/stats")).json
+        stats = (await world.client(sidecar.admin.address).get(b"/v1/stats")).json
         (entry,) = stats["alone"]
         assert (entry["model"], entry["reason"], entry["requests"]) == (model, reason, 1)
         return reason, entry.get("detail", "")
@@ -222,19 +222,19 @@ async def test_a_body_that_leaves_no_room_for_its_parts_is_forwarded(world):
     assert answer.json == {"predictions": [1] * 8000}
     assert sidecar.driver.counts.alone == {("m", "limits"): 1}
     assert "bodies.maxBuffered leaves no room" in sidecar.driver.counts.why["m", "limits"]
-    assert sidecar.data.buffered_bytes == 0
+    assert sidecar.data.server.buffered_bytes == 0
 
 
 async def test_what_is_held_beside_the_body_counts_until_the_answer(world):
     sidecar, client = await world.start(parameters={"*": {"maxBatch": 8000, "maxInFlight": 1}})
     first, _ = await world.queue_behind(sidecar, client, [])
-    held = sidecar.data.buffered_bytes
+    held = sidecar.data.server.buffered_bytes
     asked = client.predict(b",".join([b"1"] * 8000))
     await world.queued(sidecar, 8000)
-    assert sidecar.data.buffered_bytes - held > 60 * 8000
+    assert sidecar.data.server.buffered_bytes - held > 60 * 8000
     world.model.release()
     assert (await first).status == (await asked).status == 200
-    await world.until(lambda: sidecar.data.buffered_bytes == 0)
+    await world.until(lambda: sidecar.data.server.buffered_bytes == 0)
 
 
 async def test_a_batch_whose_answer_is_too_large_is_halved_and_the_next_ones_are_smaller(world):
@@ -315,7 +315,7 @@ async def raw():
     writers = []
 
     async def connect(sidecar):
-        host, _, port = sidecar.address.rpartition(":")
+        host, _, port = sidecar.data.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writers.append(writer)
         return Raw(reader, writer)
@@ -356,28 +356,28 @@ async def test_requests_that_can_be_read_in_two_ways_or_in_none(beside, raw, req
 async def test_callers_that_stop_half_way_hold_no_more_than_is_allowed(world, beside, raw):
     """Each stops one byte short. A request without room gets an error that says so; queued requests don't notice."""
     async with beside(bodies={"maxRequest": "1Mi", "maxBuffered": "4Mi", "maxAnswer": "1Mi"}) as (sidecar, client):
-        held_before = sidecar.data.buffered_bytes
+        held_before = sidecar.data.server.buffered_bytes
         size = 1 << 20
         slow = []
         for n in range(1, 4):
             slow.append(await raw(sidecar))
             slow[-1].send(POST + b"Content-Length: %d\r\n\r\n" % size + bytes(size - 1))
-            await world.until(lambda n=n: sidecar.data.buffered_bytes == held_before + n * (size - 1))
+            await world.until(lambda n=n: sidecar.data.server.buffered_bytes == held_before + n * (size - 1))
         for framing in (b"Content-Length: %d\r\n\r\n" % size, b"Transfer-Encoding: chunked\r\n\r\n100000\r\n"):
             caller = await raw(sidecar)
             caller.send(POST + framing + bytes(size - 1))
             status, text = await caller.answer()
             assert (status, text["reason"]) == (503, "buffers-full")
             assert "over 4194304 bytes would be buffered; raise bodies.maxBuffered" in text["error"]
-        assert held_before < sidecar.data.buffered_bytes <= 4 << 20
+        assert held_before < sidecar.data.server.buffered_bytes <= 4 << 20
         assert (await client.get(b"/v2/health/ready")).status == 200  # what needs no room is served
         for caller in slow:
             caller.writer.transport.abort()
-        await world.until(lambda: sidecar.data.buffered_bytes == held_before)
+        await world.until(lambda: sidecar.data.server.buffered_bytes == held_before)
         full = await world.queue(sidecar, lambda: client.send(b"POST", b"/v1/models/m:predict", b" " * size))
         full[0].leave()  # there is room again: it was read to its end
-        await world.until(lambda: sidecar.data.buffered_bytes == held_before)
-    assert sidecar.data.buffered_bytes == 0
+        await world.until(lambda: sidecar.data.server.buffered_bytes == held_before)
+    assert sidecar.data.server.buffered_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -400,12 +400,12 @@ async def test_a_caller_that_ends_its_side_inside_its_request_gets_400(beside, r
 @pytest.mark.parametrize("sent", [POST + b"Content-Length: 17\r\n\r\n" + BODY[:9], POST + b"Content-Le"])
 async def test_a_caller_that_breaks_off_inside_its_request_is_forgotten(world, beside, raw, sent):
     async with beside() as (sidecar, _):
-        open_before = sidecar.data.connections
+        open_before = sidecar.data.server.connections
         caller = await raw(sidecar)
         caller.send(sent)
-        await world.until(lambda: sidecar.data.connections == open_before + 1)
+        await world.until(lambda: sidecar.data.server.connections == open_before + 1)
         caller.writer.close()
-        await world.until(lambda: sidecar.data.connections == open_before)
+        await world.until(lambda: sidecar.data.server.connections == open_before)
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ async def test_a_caller_that_breaks_off_inside_its_request_is_forgotten(world, b
 async def test_a_slow_caller_is_408_and_nobody_waits_for_it(beside, raw, sent, reason):
     async with beside() as (sidecar, _):
         hasty = {"head_timeout": 0.01, "body_timeout": 0.01, "min_body_rate": 1e9}
-        sidecar.data.limits = dataclasses.replace(sidecar.data.limits, **hasty)
+        sidecar.data.server.limits = dataclasses.replace(sidecar.data.server.limits, **hasty)
         caller = await raw(sidecar)
         caller.send(sent)
         status, text = await caller.answer()
@@ -424,14 +424,14 @@ async def test_a_slow_caller_is_408_and_nobody_waits_for_it(beside, raw, sent, r
 
 async def test_a_caller_that_does_not_read_its_answer_is_cut_off_and_nobody_waits_for_it(world, raw):
     sidecar, client = await world.start()
-    sidecar.data.limits = dataclasses.replace(sidecar.data.limits, write_timeout=0.01)
+    sidecar.data.server.limits = dataclasses.replace(sidecar.data.server.limits, write_timeout=0.01)
     caller = await raw(sidecar)
     caller.reader._transport.pause_reading()
     body = b'{"instances":["%b"]}' % (b"x" * (32 << 20))
     caller.send(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     await world.until(lambda: world.model.received)
     assert (await client.predict(b"1")).json == {"predictions": [1]}
-    await world.until(lambda: sidecar.data.connections == 1)
+    await world.until(lambda: sidecar.data.server.connections == 1)
     assert (await client.predict(b"2")).json == {"predictions": [2]}
 
 
@@ -524,7 +524,7 @@ async def test_a_model_with_a_fixed_batch_axis_is_never_sent_a_batch_and_the_fix
     world.model.documents[b"/v2/models/m"] = (200, {"name": "m", "inputs": [fixed], "outputs": [fixed]})
     sidecar, client = await world.start(policy={"models": [{"name": "m"}]})
     entry = next(iter(sidecar.models))
-    await world.until(lambda: entry.axis is not None)
+    await world.until(lambda: entry.known.axis is not None)
     first = await world.occupy(client)
     body = _v2(TENSOR)
     asked = await world.queue(sidecar, *[lambda: client.infer(body)] * 2)
@@ -532,6 +532,6 @@ async def test_a_model_with_a_fixed_batch_axis_is_never_sent_a_batch_and_the_fix
     for one in (first, *asked):
         assert (await one).status == 200
     assert [call.body for call in world.model.received[1:]] == [body, body]
-    stats = (await world.client(sidecar.admin_address).get(b"/v1/stats")).json
+    stats = (await world.client(sidecar.admin.address).get(b"/v1/stats")).json
     assert stats["alone"] == [{"model": "m", "reason": "axis-none", "requests": 2}]
     assert "export the model with a dynamic first dimension" in stats["models"][0]["axis"]

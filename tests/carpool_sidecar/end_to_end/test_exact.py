@@ -23,7 +23,7 @@ async def through(world):
     async def through(way, *starts, rows):
         batch = {"alone": 1024, "merged": 1024, "split": 2}[way]
         sidecar = await world.sidecar(parameters={"*": {"maxBatch": batch, "maxInFlight": 1}})
-        client = world.client(sidecar.address)
+        client = world.client(sidecar.data.address)
         if way == "alone":
             answers = [await start(client) for start in starts]
             assert len(world.model.received) == len(starts)

@@ -144,7 +144,7 @@ async def test_ints_stay_ints_and_are_never_batched_with_floats(world):  # ints 
 async def test_ready_only_with_the_model(world):  # ready before the model
     world.model.documents[b"/v2/health/ready"] = (503, {})
     sidecar = await world.sidecar()
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     assert (await admin.get(b"/readyz")).status == 503
     assert (await admin.get(b"/livez")).status == 200
     assert (await admin.get(b"/startupz")).status == 200

@@ -111,9 +111,9 @@ async def configured(world, tmp_path):
 
         def write(text=None, **fields):
             path.write_text(world.config(**fields) if text is None else text)
-            sidecar.file.look()
+            sidecar.versions.file.look()
 
-        return sidecar, world.client(sidecar.address), write
+        return sidecar, world.client(sidecar.data.address), write
 
     return configured
 
@@ -133,7 +133,7 @@ async def test_a_version_that_comes_while_requests_wait_holds_for_them_and_loses
     first = await world.occupy(client)
     asked = await world.queue(sidecar, *[lambda: client.predict(b"1")] * 6)
     write(**fields)
-    assert sidecar.generation == 2
+    assert sidecar.versions.generation == 2
     world.model.release()
     assert [(await one).json for one in (first, *asked)] == [{"predictions": ["first"]}, *[{"predictions": [1]}] * 6]
     assert [len(call.rows) for call in world.model.received[1:]] == sizes
@@ -142,7 +142,7 @@ async def test_a_version_that_comes_while_requests_wait_holds_for_them_and_loses
 @pytest.mark.parametrize("text", ["", "{", "policy: .nan", '{"policy": {"slo": {"latency": {"p99": "1"}}}}', "\0"])
 async def test_a_bad_version_changes_nothing_and_is_named_where_people_look(world, configured, text):
     sidecar, client, write = await configured()
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     first = await world.occupy(client)
     asked = await world.queue(sidecar, *[lambda: client.predict(b"1")] * 3)
     write(text)
@@ -160,10 +160,10 @@ async def test_a_bad_version_changes_nothing_and_is_named_where_people_look(worl
 async def test_a_file_that_vanishes_changes_nothing(world, configured, tmp_path):
     sidecar, client, _ = await configured()
     (tmp_path / "sidecar.json").unlink()
-    sidecar.file.look()
-    assert "No such file" in sidecar.file.error
+    sidecar.versions.file.look()
+    assert "No such file" in sidecar.versions.file.error
     assert await served(client, range(3))
-    assert sidecar.generation == 1
+    assert sidecar.versions.generation == 1
 
 
 async def test_the_level_of_the_log_follows_the_file(world, configured, caplog):
@@ -186,18 +186,18 @@ async def test_a_drain_answers_everybody_who_is_in(world):
     waiting = await world.queue(sidecar, lambda: client.predict(b"1"), lambda: client.predict(b"2"))
     forwarded = client.send(b"POST", b"/v2/repository/index", b"x")
     await world.until(lambda: len(world.model.held) == 2)
-    host, _, port = sidecar.address.rpartition(":")
+    host, _, port = sidecar.data.address.rpartition(":")
     uploading = await asyncio.open_connection(host, int(port))
     post = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: test\r\nContent-Length: 17\r\n\r\n"
     uploading[1].write(post + b'{"insta')
     pipelined = await asyncio.open_connection(host, int(port))
     pipelined[1].write((post + b'{"instances":[7]}') * 2)
     await world.queued(sidecar, 4)
-    await world.until(lambda: sidecar.data.busy == 6)
+    await world.until(lambda: sidecar.data.server.busy == 6)
     world.model.behave, echo = lambda exchange: forward_or(echo, exchange), world.model.behave
 
     draining = asyncio.create_task(sidecar.drain())
-    await world.until(lambda: not sidecar.data._listeners)
+    await world.until(lambda: not sidecar.data.server._listeners)
     with pytest.raises(UpstreamError):
         await world.client(f"{host}:{port}").predict(b"9")
     assert not draining.done()

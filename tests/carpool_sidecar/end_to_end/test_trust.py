@@ -47,7 +47,7 @@ async def injected(world):
         public = KEY.public_key().public_bytes_raw().hex()
         pod = {"admin": "0.0.0.0:0", "publicKey": public, "target": TARGET, "drainKey": DRAIN_KEY}
         sidecar = await world.sidecar(**pod | fields)
-        return sidecar, world.client(f"127.0.0.1:{sidecar.admin.addresses[0][1]}")
+        return sidecar, world.client(f"127.0.0.1:{sidecar.admin.server.addresses[0][1]}")
 
     return start
 
@@ -63,7 +63,7 @@ async def report(admin):
 async def test_a_last_document_without_a_policy_brings_back_what_it_was_started_with(world, injected):
     passing = {"*": {"passThrough": True, "maxInFlight": 1024}}
     _, admin = await injected(policy={"slo": {"latency": {"p99": "1h"}}}, parameters=passing)
-    client = world.client(world.sidecars[0].address)
+    client = world.client(world.sidecars[0].data.address)
     assert (await client.predict(b"1")).status == 200
     fresh = await report(admin)
     assert (await put(admin, change(7, policy=for_p99(0.05)))).status == 200
@@ -111,7 +111,7 @@ async def test_a_ticket_reads_and_does_nothing_else(injected):
     assert (await admin.get(b"/drain", ticket())).status == 403
     answer = await admin.send(b"PUT", b"/v1/config", encode(change()), ticket())
     assert (answer.status, answer.json["reason"]) == (403, "signature")
-    assert (sidecar.generation, sidecar.data.draining) == (1, False)
+    assert (sidecar.versions.generation, sidecar.data.server.draining) == (1, False)
 
 
 async def test_who_may_read_does_not_learn_how_to_drain(injected):
@@ -130,9 +130,9 @@ async def test_the_drain_key_drains_and_does_nothing_else(injected):
         answer = await admin.get(b"/drain", wrong)
         assert answer.status == 403
     assert "preStop hook" in answer.json["error"]
-    assert not sidecar.data.draining
+    assert not sidecar.data.server.draining
     assert (await admin.get(b"/drain", headers)).status == 200
-    assert sidecar.data.draining
+    assert sidecar.data.server.draining
 
 
 async def test_a_signed_change_brings_parameters_and_policy_and_asks_for_no_other_key(injected, world):
@@ -149,7 +149,7 @@ async def test_a_signed_change_brings_parameters_and_policy_and_asks_for_no_othe
 
 async def test_everything_in_a_policy_takes_hold(injected, world):
     sidecar, admin = await injected()
-    client = world.client(sidecar.address)
+    client = world.client(sidecar.data.address)
     assert (await client.predict(b"1")).status == 200
     policy = {
         "slo": {"latency": {"p99": "70ms"}},
@@ -185,7 +185,7 @@ async def test_what_is_forged_foreign_expired_or_replayed_changes_nothing(inject
     answer = await put(admin, document, signature(document, key))
     assert (answer.status, answer.json["reason"]) == (403, reason)
     assert len(answer.json["error"].split(": ")) > 1, "what would help"
-    assert (sidecar.generation, sidecar.batcher.model("m").parameters.max_batch) == (7, 2)
+    assert (sidecar.versions.generation, sidecar.batcher.model("m").parameters.max_batch) == (7, 2)
     assert (await report(admin)).rejected == {reason: 1}
     metrics = (await admin.get(b"/metrics")).body
     assert b'carpool_changes_rejected_total{reason="%b"} 1.0' % reason.encode() in metrics
@@ -196,13 +196,13 @@ async def test_a_change_that_is_signed_and_wrong_is_named(injected):
     sidecar, admin = await injected()
     answer = await put(admin, change(parameters={}))
     assert (answer.status, answer.json["error"][:11]) == (400, "parameters:")
-    assert sidecar.generation == 1
+    assert sidecar.versions.generation == 1
 
 
 async def test_a_change_reaches_a_pod_that_drains(injected, world):
     sidecar, admin = await injected(shutdown={"lame": "20s", "limit": "21s"})
     drained = admin.get(b"/drain", [(b"X-Carpool-Drain", DRAIN_KEY.encode())])
-    await world.until(lambda: sidecar.data.draining)
+    await world.until(lambda: sidecar.data.server.draining)
     assert (await put(admin, change())).status == 200
     assert sidecar.batcher.model("m").parameters.max_batch == 2
     drained.leave()
@@ -216,16 +216,16 @@ async def test_a_new_pod_begins_with_what_its_directory_holds_and_follows_it(inj
     for name, to in (("..data", "..1"), (BODY, f"..data/{BODY}"), (SIGNATURE, f"..data/{SIGNATURE}")):
         (tmp_path / name).symlink_to(to)
     sidecar, admin = await injected(changes=str(tmp_path))
-    assert (sidecar.generation, sidecar.batcher.model("m").parameters.max_batch) == (7, 2)
+    assert (sidecar.versions.generation, sidecar.batcher.model("m").parameters.max_batch) == (7, 2)
     assert (await put(admin, change(6))).status == 403
     (tmp_path / "..new").symlink_to("..2")
     (tmp_path / "..new").rename(tmp_path / "..data")
-    sidecar.changes.look()
-    assert (sidecar.generation, sidecar.batcher.model("m").parameters.max_batch) == (8, 4)
+    sidecar.versions.changes.look()
+    assert (sidecar.versions.generation, sidecar.batcher.model("m").parameters.max_batch) == (8, 4)
     assert (await put(admin, change(8, batch=4))).status == 200  # what came by the file may come by the port
     assert (await put(admin, change(7))).status == 403
     (tmp_path / "..2" / SIGNATURE).write_bytes(b"AAAA")
-    sidecar.changes.look()
+    sidecar.versions.changes.look()
     seen = await report(admin)
     assert (seen.generation, "change.sig" in seen.change_error) == (8, True)
 

@@ -20,7 +20,7 @@ async def raw():
     writers = []
 
     async def connect(sidecar):
-        host, _, port = sidecar.address.rpartition(":")
+        host, _, port = sidecar.data.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writers.append(writer)
         return reader, writer
@@ -79,7 +79,7 @@ async def test_300_slow_uploads_take_no_connection(world, raw):
     for _ in range(300):
         _, writer = await raw(sidecar)
         writer.write(b"POST /upload HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 50)
-    await world.until(lambda: sidecar.data.buffered_bytes == 300 * 50)
+    await world.until(lambda: sidecar.data.server.buffered_bytes == 300 * 50)
     for n in range(20):
         assert (await client.predict(b"%d" % n)).json == {"predictions": [n]}
     assert world.model.server.connections <= connections + 1
@@ -102,20 +102,20 @@ async def test_what_is_forwarded_is_bounded_and_the_refusal_names_the_setting(wo
 
 async def test_connections_that_say_nothing_make_room_for_those_that_do(world, raw):
     sidecar, client = await world.start()
-    sidecar.data.limits = dataclasses.replace(sidecar.data.limits, max_connections=50)
+    sidecar.data.server.limits = dataclasses.replace(sidecar.data.server.limits, max_connections=50)
     for n in range(200):
         _, writer = await raw(sidecar)
         writer.write(b"POST /v1/models/m:predict HTTP/1.1\r\nHos")
         if n % 10 == 0:
             assert (await client.predict(b"%d" % n)).json == {"predictions": [n]}
-    await world.until(lambda: sidecar.data.connections <= 50)
+    await world.until(lambda: sidecar.data.server.connections <= 50)
     assert sidecar.driver.counts.answers == {("m", "v1", 200): 20}
 
 
 async def test_an_answer_that_has_no_room_fails_alone(world):
     sidecar, client = await world.start(bodies={"maxRequest": "1Mi", "maxAnswer": "1Mi", "maxBuffered": "1Mi"})
-    free = sidecar.data.budget.limit
-    sidecar.data.budget.limit = 600_000
+    free = sidecar.data.server.budget.limit
+    sidecar.data.server.budget.limit = 600_000
     echo = world.model.behave
 
     def behave(exchange):
@@ -129,9 +129,9 @@ async def test_an_answer_that_has_no_room_fails_alone(world):
     assert (failed.status, failed.json["reason"]) == (503, "buffers-full")
     assert "raise bodies.maxBuffered" in failed.json["error"]
     assert (await client.predict(b"1")).json == {"predictions": [1]}
-    sidecar.data.budget.limit = free
+    sidecar.data.server.budget.limit = free
     assert len((await client.predict(b'"large"')).body) > 900_000
-    await world.until(lambda: sidecar.data.buffered_bytes == 0)
+    await world.until(lambda: sidecar.data.server.buffered_bytes == 0)
 
 
 async def pressed(world, **fields):
@@ -139,7 +139,7 @@ async def pressed(world, **fields):
     sidecar, client = await world.start(
         bodies={"maxRequest": "1Mi", "maxAnswer": "1Mi", "maxBuffered": "1Mi"}, **fields
     )
-    sidecar.data.budget.limit = 1_000_000
+    sidecar.data.server.budget.limit = 1_000_000
     world.model.behave = lambda exchange: exchange.respond(200, [], b'{"predictions":[1]}')
     first = await world.occupy(client)
     asked = [client.predict(b'"%b"' % (b"x" * 450_000)) for _ in range(8)]
@@ -147,7 +147,7 @@ async def pressed(world, **fields):
     world.model.release()
     await first
     statuses = [(await each).status for each in asked]
-    await world.until(lambda: sidecar.data.buffered_bytes == 0)
+    await world.until(lambda: sidecar.data.server.buffered_bytes == 0)
     return statuses
 
 
@@ -168,7 +168,7 @@ async def test_large_bodies_there_and_back_are_the_same_and_given_back(world):
     sidecar, client = await world.start()
     text = b'"%b"' % (bytes(range(97, 123)) * 250_000)  # 6.5 MB: beyond what the heap is for
     assert (await client.predict(text)).body == b'{"predictions":[%b]}' % text
-    await world.until(lambda: sidecar.data.buffered_bytes == 0)
+    await world.until(lambda: sidecar.data.server.buffered_bytes == 0)
 
 
 async def test_a_web_socket_passes_through(world, chat, raw):
@@ -180,10 +180,10 @@ async def test_a_web_socket_passes_through(world, chat, raw):
         writer.write(b"hello")
         assert await reader.readexactly(5) == b"HELLO"
     assert sidecar.driver.counts.answers[("", "other", 101)] == 1
-    assert sidecar.data.busy == 1
+    assert sidecar.data.server.busy == 1
     writer.write_eof()
     assert await reader.read() == b""
-    await world.until(lambda: chat.ended and not sidecar.data.busy)
+    await world.until(lambda: chat.ended and not sidecar.data.server.busy)
 
 
 async def test_a_drain_ends_a_web_socket_at_its_limit(world, chat, raw):
@@ -234,7 +234,7 @@ async def test_a_trace_that_ends_here_never_reaches_the_model(world, raw):
 
 async def test_a_flood_on_one_connection_leaves_probes_their_turn(world, raw):
     sidecar, client = await world.start()
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     floods = [await raw(sidecar) for _ in range(20)]
     answered_at_once = b"TRACE / HTTP/1.1\r\nHost: h\r\nMax-Forwards: 0\r\n\r\n"
     for _, writer in floods:

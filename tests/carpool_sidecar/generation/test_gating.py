@@ -160,12 +160,12 @@ async def test_a_new_policy_opens_the_gate(chat, tmp_path):
     path = tmp_path / "sidecar.json"
     path.write_text(chat.world.config(policy=policy()))
     chat.sidecar = await chat.world.sidecar(path.read_text(), path=path)
-    chat.client = chat.world.client(chat.sidecar.address)
+    chat.client = chat.world.client(chat.sidecar.data.address)
     chat.ask()
     await chat.called(1)
     await queue(chat, chat.ask, chat.ask)
     path.write_text(chat.world.config(policy={"slo": {"latency": {"p99": "5s"}}}))
-    chat.sidecar.file.look()
+    chat.sidecar.versions.file.look()
     await chat.called(3)
     assert chat.sidecar.streams.gatekeeper.gate is None
 
@@ -181,7 +181,7 @@ async def test_what_a_client_pipelines_is_answered_in_order(chat):
     await chat.start(policy=policy(maxQueuedTokens=1))
     body = json.dumps({"model": "m", "stream": True}).encode()
     request = b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    host, _, port = chat.sidecar.address.rpartition(":")
+    host, _, port = chat.sidecar.data.address.rpartition(":")
     import asyncio  # noqa: PLC0415
 
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -42,7 +42,7 @@ async def asked(chat, first, last):
 async def test_capacity_is_known_once_enough_answers_have_ended(chat, monkeypatch):
     monkeypatch.setattr(calibration, "ENOUGH_WINDOWS", 0)  # these answers take no time
     await chat.start(policy={"slo": {"ttft": {"p99": "20s"}, "tpot": {"p99": "10s"}}})
-    admin = chat.world.client(chat.sidecar.admin_address)
+    admin = chat.world.client(chat.sidecar.admin.address)
     await asked(chat, 1, 1)
     before = (await admin.get(b"/capacity")).json["tokenStreams"]
     assert before["capacity"] is None
@@ -60,6 +60,6 @@ async def test_capacity_is_known_once_enough_answers_have_ended(chat, monkeypatc
 async def test_without_a_target_for_tpot_nothing_is_said_of_capacity(chat):
     await chat.start(policy={"slo": {"ttft": {"p99": "20s"}}})
     await asked(chat, 1, 1)
-    admin = chat.world.client(chat.sidecar.admin_address)
+    admin = chat.world.client(chat.sidecar.admin.address)
     answer = await admin.get(b"/capacity")
     assert (answer.status, answer.json["tokenStreams"], answer.json["load"]) == (200, None, 0.0)

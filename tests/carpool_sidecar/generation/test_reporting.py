@@ -9,13 +9,13 @@ TARGETS = {"ttft": {"p99": "20s"}, "tpot": {"p99": "10s"}}
 
 
 async def scraped(chat):
-    admin = chat.world.client(chat.sidecar.admin_address)
+    admin = chat.world.client(chat.sidecar.admin.address)
     lines = (await admin.get(b"/metrics")).body.decode().splitlines()
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
 
 async def report(chat):
-    admin = chat.world.client(chat.sidecar.admin_address)
+    admin = chat.world.client(chat.sidecar.admin.address)
     return decode((await admin.get(b"/v1/stats")).body).token_streams
 
 

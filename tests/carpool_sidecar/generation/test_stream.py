@@ -64,13 +64,13 @@ async def test_the_memory_of_a_prompt_is_free_once_its_answer_begins(chat):
     reader = chat.ask(prompt="a" * 500_000)
     call = await chat.called(1)
     (stream,) = streams.under_way
-    assert chat.sidecar.data.buffered_bytes > 500_000
+    assert chat.sidecar.data.server.buffered_bytes > 500_000
     call.token()
     await chat.until(lambda: reader.body == call.sent)
-    assert (stream.exchange.body, chat.sidecar.data.buffered_bytes) == (b"", 0)
+    assert (stream.exchange.body, chat.sidecar.data.server.buffered_bytes) == (b"", 0)
     call.finish()
     await reader
-    assert chat.sidecar.data.buffered_bytes == 0
+    assert chat.sidecar.data.server.buffered_bytes == 0
 
 
 async def test_compressed_events_pass_and_are_taken_for_a_whole_answer(chat):
@@ -245,7 +245,7 @@ async def test_a_drain_waits_for_streams_in_flight(chat):
     call.token()
     await chat.until(lambda: reader.body)
     draining = asyncio.create_task(chat.sidecar.drain())
-    await chat.until(lambda: not chat.sidecar.data._listeners)
+    await chat.until(lambda: not chat.sidecar.data.server._listeners)
     assert not draining.done()
     call.token().finish()
     await reader

@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import socket
 import struct
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ import uvloop
 from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.limits import ClientLimits, ServerLimits
 from carpool_sidecar.http1.server.server import Server
+
+sys.path.append(str(Path(__file__).parent))
 
 # Modules whose tests use real sockets: there, the two loops differ.
 ON_BOTH_LOOPS = {"test_buffered_bytes", "test_forward", "test_pool", "test_server", "test_sockets", "test_tunnel"}

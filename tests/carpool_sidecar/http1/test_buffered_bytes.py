@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from forwarding_app import ForwardAll
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from carpool_sidecar.http1.relay.forward import ForwardAll
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 HEAD = b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"

@@ -7,10 +7,10 @@ import socket
 import struct
 
 import pytest
+from forwarding_app import ForwardAll
 
 from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.limits import ClientLimits
-from carpool_sidecar.http1.relay.forward import ForwardAll
 
 OFFER = (
     b"GET /chat HTTP/1.1\r\nHost: h\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n"

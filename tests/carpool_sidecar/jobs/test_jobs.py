@@ -304,9 +304,9 @@ async def test_a_batch_is_answered_in_order(world, started):
     assert [one["id"] for one in (await client.get(b"/v1/batches", ANN)).json["data"]] == [batch["id"]]
     assert len((await client.get(b"/v1/files", ANN)).json["data"]) == 2
     assert (await client.get(b"/v1/files", BOB)).json["data"] == []
-    metrics = (await world.client(sidecar.admin_address).get(b"/metrics")).body
+    metrics = (await world.client(sidecar.admin.address).get(b"/metrics")).body
     assert b"carpool_jobs_batch_lines 0.0" in metrics
-    stats = (await world.client(sidecar.admin_address).get(b"/v1/stats")).json
+    stats = (await world.client(sidecar.admin.address).get(b"/v1/stats")).json
     assert (stats["jobs"]["lines"], stats["jobs"]["states"], stats["jobs"]["bytes"] > 0) == (0, {}, True)
     assert b'carpool_requests_total{code="200",model="",protocol="jobs"}' in metrics
 
@@ -395,9 +395,9 @@ UNFINISHED = (
 
 async def test_uploads_count_as_held_and_those_without_room_are_refused(world, small, waiting):
     sidecar, client = small
-    held = sidecar.data.budget
+    held = sidecar.data.server.budget
     for _ in range(60):
-        await waiting(sidecar.address, UNFINISHED + b"x" * 200_000)
+        await waiting(sidecar.data.address, UNFINISHED + b"x" * 200_000)
     await world.until(lambda: 60 * 199_000 < held.held <= 60 * 200_000)
     refused = await file_of(client, b"x" * 800_000)
     assert (refused.status, refused.json["error"]["code"]) == (503, "buffers-full")
@@ -413,13 +413,13 @@ async def test_a_result_counts_as_held_until_it_is_read_and_one_without_room_is_
     answer = b"y" * 8_000_000
     world.model.behave = lambda exchange: exchange.respond(200, [], answer)
     job = await ended(client, (await submit(client)).json)
-    held = sidecar.data.budget
+    held = sidecar.data.server.budget
     await world.until(lambda: held.held == 0)
     world.model.holding = True
     path = f"/v1/jobs/{job['id']}/result".encode()
     # The result waits behind the answer to an earlier request of the connection.
     first = b'POST %b HTTP/1.1\r\nhost: test\r\ncontent-length: 17\r\n\r\n{"instances":[1]}' % TARGET.encode()
-    await waiting(sidecar.address, first + b"GET %b HTTP/1.1\r\nhost: test\r\n\r\n" % path)
+    await waiting(sidecar.data.address, first + b"GET %b HTTP/1.1\r\nhost: test\r\n\r\n" % path)
     await world.until(lambda: world.model.held and held.held >= len(answer))
     refused = await result(client, job)
     assert (refused.status, refused.json["reason"]) == (503, "buffers-full")
@@ -439,7 +439,7 @@ async def test_a_drain_finishes_what_is_under_way_and_starts_nothing(world, star
     first, second = (await submit(client)).json, (await submit(client)).json
     await world.until(lambda: world.model.held)
     ending = asyncio.ensure_future(sidecar.drain())
-    await world.until(lambda: sidecar.data.draining)
+    await world.until(lambda: sidecar.data.server.draining)
     world.model.release()
     await ending
     await sidecar.close()

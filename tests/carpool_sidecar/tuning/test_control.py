@@ -27,7 +27,7 @@ def decision(batch=4, *, change=True, reason=Reason.SAVES_DEVICE_TIME, **fields)
 
 async def test_the_tuner_process_sees_the_traffic_and_its_decisions_are_explained(world):
     sidecar, client = await world.start(**TUNED)
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     for number in range(20):
         assert (await client.predict(b"%d" % number)).status == 200
     await world.until(lambda: sidecar.control.decisions.recent)
@@ -70,7 +70,7 @@ async def test_first_calls_end_once_the_tuner_keeps_what_it_reports(world):
 async def test_while_first_calls_go_on_it_is_said_what_is_in_force(world):
     sidecar = await world.sidecar(**TUNED)
     lane = sidecar.batcher.model("m")
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     assert lane.in_force.pass_through
     report = (await admin.get(b"/v1/stats")).json
     assert report["lanes"]["m"]["parameters"]["passThrough"]
@@ -82,9 +82,9 @@ async def test_an_operator_names_a_model_once_it_has_decided_on_it(world):
     target = {"target": "ns/Deployment/m"}
     sidecar = await world.sidecar(parameters={"*": plain}, **target)
     lane = sidecar.batcher.model("m")
-    sidecar._use(parse(world.config(parameters={"*": plain}, **target)))
+    sidecar.versions.use(parse(world.config(parameters={"*": plain}, **target)))
     assert lane.first_calls is not None
-    sidecar._use(parse(world.config(parameters={"*": plain, "m": plain}, **target)))
+    sidecar.versions.use(parse(world.config(parameters={"*": plain, "m": plain}, **target)))
     assert lane.first_calls is None
     assert sidecar.batcher.model("other").first_calls is not None
 
@@ -101,16 +101,16 @@ async def test_a_model_that_an_operator_names_no_more_goes_back_to_what_first_ca
     ran = lane.in_force
     assert (ran.max_in_flight, ran.pass_through) == (4, True)
 
-    sidecar._use(parse(world.config(parameters={"*": plain, "m": tried}, **target)))
+    sidecar.versions.use(parse(world.config(parameters={"*": plain, "m": tried}, **target)))
     assert lane.in_force.max_in_flight == 1
-    sidecar._use(parse(world.config(parameters={"*": plain}, **target)))
+    sidecar.versions.use(parse(world.config(parameters={"*": plain}, **target)))
     assert lane.in_force == ran
 
     bounds = {"bounds": {"maxInFlight": {"max": 2}}}
-    sidecar._use(parse(world.config(parameters={"*": plain}, **target, policy=bounds)))
+    sidecar.versions.use(parse(world.config(parameters={"*": plain}, **target, policy=bounds)))
     assert lane.in_force == replace(ran, max_in_flight=2)
     sidecar.control.forget("m")
-    sidecar._use(parse(world.config(parameters={"*": plain}, **target)))
+    sidecar.versions.use(parse(world.config(parameters={"*": plain}, **target)))
     assert lane.in_force.max_in_flight == 1, "of another model it is not known"
 
 
@@ -134,7 +134,7 @@ async def test_decisions_that_repeat_are_reported_once_with_how_often(world):
 async def test_a_forecast_that_is_off_is_in_metrics_report_and_log_until_it_is_right(world, caplog):
     caplog.set_level("INFO")
     sidecar, _ = await world.start(**TUNED)
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     sidecar.batcher.model("m")
     said = "p99 300ms observed for 10 s, 60ms forecast"
     for alarm in (said, said, "", ""):
@@ -224,7 +224,7 @@ async def test_a_fault_costs_an_interval_and_not_the_tuning(world, monkeypatch, 
     monkeypatch.setattr(control_module, "INTERVAL", 0.0)
     sidecar = await world.sidecar(**TUNED)
     control, stats = sidecar.control, sidecar.batcher.stats
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     monkeypatch.setattr(sidecar.batcher, "stats", None)
     await world.until(lambda: control.errors >= 5)
     monkeypatch.setattr(sidecar.batcher, "stats", stats)

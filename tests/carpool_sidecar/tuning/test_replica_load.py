@@ -126,7 +126,7 @@ def test_a_server_that_computes_several_batches_at_once_is_busy_by_their_share()
 @pytest.mark.usefixtures("untuned")
 async def test_the_admin_port_says_how_full_the_replica_is(world):
     sidecar, client = await world.start(parameters={})
-    admin = world.client(sidecar.admin_address)
+    admin = world.client(sidecar.admin.address)
     control = sidecar.control
     assert (await admin.get(b"/capacity")).json["load"] == 0.0
     assert (await client.predict(b"1")).status == 200

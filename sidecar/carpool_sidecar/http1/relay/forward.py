@@ -29,7 +29,6 @@ from carpool_sidecar.http1.relay.intermediary import (
 if TYPE_CHECKING:
     from carpool_sidecar.http1.client.pool import Pool
     from carpool_sidecar.http1.client.upstream import Upstream
-    from carpool_sidecar.http1.parsing import HttpError
     from carpool_sidecar.http1.server.exchange import Exchange
 
 # Bodies up to here are read whole first: one write upstream instead of two, and a stale connection may be retried.
@@ -232,30 +231,3 @@ class _Uplink:
 
 def _with_offer(headers: Headers) -> Headers:
     return [*forwardable(headers), *upgrade_fields(headers)]
-
-
-class ForwardAll:
-    """The application that forwards every request."""
-
-    def __init__(self, pool: Pool, timeout: float = 60.0) -> None:
-        self._pool = pool
-        self._timeout = timeout
-
-    def head(self, exchange: Exchange) -> None:
-        """Begin to forward."""
-        exchange.context = Forwarding(exchange, self._pool, self._timeout)
-        exchange.context.begin()
-
-    def request(self, exchange: Exchange) -> None:
-        """Forward a request that was read whole."""
-        exchange.context.request()
-
-    def sent(self, exchange: Exchange) -> None:
-        """Nothing is left to do."""
-
-    def disconnected(self, exchange: Exchange) -> None:
-        """Cancel the call."""
-        exchange.context.cancel()
-
-    def refused(self, error: HttpError) -> None:
-        """Nothing was begun."""

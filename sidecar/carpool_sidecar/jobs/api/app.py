@@ -103,7 +103,7 @@ class JobsApp:
         desk, identity = self._desk, _identity(exchange)
         cancelled = await desk.writer.do(lambda: desk.store.cancel(identity, time()))
         if cancelled.running is not None:
-            desk.runner.cancel(cancelled.running)
+            desk.runner.flights.cancel(cancelled.running)
         respond(exchange, 200, shown_job(cancelled.job) | ({"deleted": True} if cancelled.forgotten else {}))
 
     async def _result(self, exchange: Exchange) -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.jobs.api.handling import Handling
     from carpool_sidecar.jobs.desk import Desk
+    from carpool_sidecar.jobs.records import File
+    from carpool_sidecar.jobs.storage.files import Files
+    from carpool_sidecar.jobs.storage.writer import Writer
 
 AHEAD = 8
 """Pieces that may wait for the disk before the client is paused."""
@@ -36,14 +39,13 @@ class Upload(Aside):
             self._form = Form(kind)
         except FormError as error:
             raise _wrong(str(error)) from None
-        self._desk, self._exchange, self._handling, self._owner = desk, exchange, handling, owner
+        self._exchange, self._handling, self._owner = exchange, handling, owner
         self._fields: dict[str, bytes] = {}
         self._part: Part | None = None
-        self._file = f"file-{secrets.token_hex(16)}"
-        self._begun = False
         self._content = Content()
-        self._pieces = 0
+        self._file = Saving(desk.files, desk.writer)
         self._waiting = 0
+        """Pieces that wait for the disk."""
         self._over = False
         self._failure: Refused | None = None
 
@@ -66,7 +68,7 @@ class Upload(Aside):
         if self._over:
             return
         purpose = self._fields.get("purpose", b"").decode("utf-8", "replace")
-        if not self._form.complete or not self._begun:
+        if not self._form.complete or not self._file.begun:
             self._refuse(_wrong("the form has no file, or is not complete: send the fields purpose and file"))
         elif purpose != "batch":
             self._refuse(_wrong(f"purpose {purpose!r}: only batch is served"))
@@ -74,9 +76,7 @@ class Upload(Aside):
             if rest := self._content.rest():
                 self._write(rest)
             self._over = True
-            content, files, file = self._content, self._desk.files, self._file
-            done = self._desk.writer.do(lambda: files.complete(file, content.size, content.lines))
-            done.add_done_callback(self._completed)
+            self._file.complete(self._content.size, self._content.lines).add_done_callback(self._completed)
 
     def aborted(self) -> None:
         """Drop what was received: the rest will not come."""
@@ -97,13 +97,10 @@ class Upload(Aside):
         if isinstance(event, Part):
             self._part = event
             if event.file is not None and event.name == "file":
-                if self._begun:
+                if self._file.begun:
                     raise _wrong("the form has two files")
-                self._begun = True
-                name, length = event.file[:256], max(0, self._exchange.length)
-                files, file, owner = self._desk.files, self._file, self._owner
-                done = self._desk.writer.do(lambda: files.begin(file, name, owner, length, time()))
-                done.add_done_callback(self._stored)
+                begun = self._file.begin(event.file[:256], self._owner, max(0, self._exchange.length))
+                begun.add_done_callback(self._stored)
             return
         assert self._part is not None  # noqa: S101 - for the type checker: bytes belong to a part
         if self._part.name == "file" and self._part.file is not None:
@@ -118,14 +115,11 @@ class Upload(Aside):
         self._fields[self._part.name] = value
 
     def _write(self, piece: bytes) -> None:
-        files, file, number = self._desk.files, self._file, self._pieces
-        self._pieces += 1
         self._waiting += 1
         if self._waiting >= AHEAD:
             self._exchange.pause_reading()
-        done = self._desk.writer.do(lambda: files.add(file, number, piece))
         size = len(piece)
-        done.add_done_callback(lambda done: self._written(done, size))
+        self._file.add(piece).add_done_callback(lambda done: self._written(done, size))
 
     def _written(self, done: asyncio.Future[Any], size: int) -> None:
         self._exchange.refund(size)
@@ -157,10 +151,38 @@ class Upload(Aside):
         if self._over:
             return
         self._over = True
-        if self._begun:
-            files, file = self._desk.files, self._file
+        if self._file.begun:
             # If the disk fails here too, the next start deletes it.
-            self._desk.writer.do(lambda: files.drop(file)).add_done_callback(asyncio.Future.exception)
+            self._file.drop().add_done_callback(asyncio.Future.exception)
+
+
+class Saving:
+    """A file that is being saved: each method hands work to the writer's thread, and returns its future."""
+
+    def __init__(self, files: Files, writer: Writer) -> None:
+        self.begun = False
+        self._files, self._writer = files, writer
+        self._id = f"file-{secrets.token_hex(16)}"
+        self._pieces = 0
+
+    def begin(self, name: str, owner: bytes | None, size: int) -> asyncio.Future[None]:
+        """Reserve room for about ``size`` bytes."""
+        self.begun = True
+        return self._writer.do(lambda: self._files.begin(self._id, name, owner, size, time()))
+
+    def add(self, piece: bytes) -> asyncio.Future[None]:
+        """Store the next piece."""
+        number = self._pieces
+        self._pieces += 1
+        return self._writer.do(lambda: self._files.add(self._id, number, piece))
+
+    def complete(self, size: int, lines: int) -> asyncio.Future[File]:
+        """Complete the file: ``size`` bytes in so many lines."""
+        return self._writer.do(lambda: self._files.complete(self._id, size, lines))
+
+    def drop(self) -> asyncio.Future[None]:
+        """Delete what was stored."""
+        return self._writer.do(lambda: self._files.drop(self._id))
 
 
 class Content:

@@ -4,11 +4,12 @@ import asyncio
 import json
 
 import pytest
+from forwarding_app import ForwardAll
 
 from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.memory import Budget
-from carpool_sidecar.http1.relay.forward import ForwardAll, Forwarding
+from carpool_sidecar.http1.relay.forward import Forwarding
 
 GET = b"GET /a?b=c HTTP/1.1\r\nHost: model\r\n\r\n"
 
@@ -316,7 +317,6 @@ async def test_an_empty_chunked_upload(upstream, client):
     assert requests[0].endswith(b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n")
 
 
-@pytest.mark.pure
 async def test_an_answer_without_room_gets_503_buffers_full(upstream, serve):
     pool = Pool("127.0.0.1", upstream.port, budget=Budget(1000))
     keep(upstream, b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n")

@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from forwarding_app import ForwardAll
 
-from carpool_sidecar.http1.relay.forward import ForwardAll
 from carpool_sidecar.http1.relay.intermediary import hops_left, one_hop_less, upgrade_fields
 
 

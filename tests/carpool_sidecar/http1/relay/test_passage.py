@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from forwarding_app import ForwardAll
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool_sidecar.http1.client.pool import Pool
-from carpool_sidecar.http1.relay.forward import ForwardAll
 from carpool_sidecar.http1.relay.passage import Passage
 from carpool_sidecar.http1.server.heads import PREFACE, speaks_http1
 from carpool_sidecar.http1.server.server import Server
