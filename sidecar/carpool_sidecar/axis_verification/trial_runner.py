@@ -124,9 +124,8 @@ class TrialRunner:
         message = CODECS[trial.portions[0].parsed.endpoint.protocol].merge(trial.portions)
 
         def answered(answer: UpstreamAnswer | None) -> None:
-            if (
-                entry.record is record and entry.alone != REFUTED
-            ):  # else the model is another one by now, or refuted already
+            # Otherwise the model is another one by now, or refuted already.
+            if entry.record is record and entry.alone != REFUTED:
                 try:
                     self._concluded(entry, check, trial, answer)
                 except Exception:  # noqa: BLE001 - likewise

@@ -71,12 +71,17 @@ class EngineProcess:
     async def run(self) -> None:
         """Run it until cancelled, or until the model turns out not to load."""
         loop = asyncio.get_running_loop()
-        pauses, began = Pauses(), loop.time()
-        while not await self._run_once():
+        pauses = Pauses()
+        while True:
+            began, why = loop.time(), "it ended"
+            try:
+                if await self._run_once():
+                    return
+            except OSError as error:
+                why = f"it can't be started: {error}"
             pause = pauses.after(loop.time() - began)
-            self._log.error("the engine's server ended and is started again", extra={"pause": pause})
+            self._log.error("the engine's server is started again", extra={"detail": why, "pause": pause})
             await asyncio.sleep(pause)
-            began = loop.time()
 
     def close(self) -> None:
         """Remove the socket; ``run`` has ended before."""

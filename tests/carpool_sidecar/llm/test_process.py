@@ -43,6 +43,22 @@ async def test_a_folder_too_deep_for_a_socket_is_named(monkeypatch, tmp_path):
         EngineProcess(config, LOG)
 
 
+async def test_an_engine_that_cannot_be_started_is_tried_again(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(child_process, "FIRST_PAUSE", 0.01)
+    write(tmp_path / "m.gguf", SIZES["tiny"])
+    engine = EngineProcess(Llm(str(tmp_path / "m.gguf")), LOG)
+    monkeypatch.setattr(process.sys, "executable", str(tmp_path / "none"))
+    task = asyncio.create_task(engine.run())
+    async with asyncio.timeout(10):
+        while len(caplog.records) < 2 and not task.done():
+            await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    engine.close()
+    assert "it can't be started: " in caplog.records[1].detail
+
+
 def test_the_system_takes_a_socket_of_the_longest_path():
     with socket.socket(socket.AF_UNIX) as listener, pytest.raises(OSError, match="too long"):
         listener.bind("/" + "x" * process.LONGEST_ADDRESS)
