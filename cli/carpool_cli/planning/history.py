@@ -14,7 +14,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.batching.counters import KIND, Sample
+from carpool.batching.counters import Sample
 from carpool.forecasting.forecaster import Situation
 from carpool.learning.arrivals import Gamma, WindowCounts, fitted
 from carpool.learning.latency_model import LatencyLearner, ServiceTime
@@ -34,6 +34,7 @@ SHORTEST, PARTS = 120.0, 10
 
 WORKLOAD = ("namespace", "target", "model")
 """The chart's PodMonitor sets ``target``, e.g. ``Deployment/resnet``; empty if nothing sets it."""
+KIND = Sample._fields[:4]
 CELL = (*WORKLOAD, *KIND)
 COUNTERS = {
     "arrivals": "carpool_arrivals_total",

@@ -9,16 +9,13 @@ PROBE_AFTER = 50
 
 
 class BatchLimits:
-    """The limits of one model's batches: the one in force, the model's own, and what its server takes."""
+    """The limits of one model's batches beside ``max_batch``."""
 
     __slots__ = (
-        "_at_ceiling", "_largest_served", "_probe_after", "_proven", "again_rows", "ceiling", "max_batch", "max_rows",
-        "served_rows",
+        "_at_ceiling", "_largest_served", "_probe_after", "_proven", "again_rows", "ceiling", "max_rows", "served_rows",
     )  # fmt: skip
 
-    def __init__(self, max_batch: int) -> None:
-        self.max_batch = max_batch
-        """The one in force."""
+    def __init__(self) -> None:
         self.max_rows: int | None = None
         """The model's own limit."""
         self.again_rows = 0
@@ -37,16 +34,6 @@ class BatchLimits:
         self._probe_after = PROBE_AFTER
         self._largest_served = 0
         """Rows of the largest batch that succeeded, since one as large failed for its size."""
-
-    @property
-    def cap(self) -> int:
-        """Rows that a batch may have now."""
-        cap = self.max_batch
-        if self.max_rows is not None and self.max_rows < cap:
-            cap = self.max_rows
-        if self.ceiling is not None and self.ceiling < cap:
-            cap = self.ceiling
-        return cap
 
     def may_serve_again(self, rows: int) -> bool:
         """Whether the budget for finding a size that fits covers ``rows`` more; if so, they are taken from it."""
@@ -71,7 +58,7 @@ class BatchLimits:
             self._proven = 0
         self._at_ceiling = 0
 
-    def served(self, rows: int) -> None:
+    def served(self, rows: int, max_batch: int) -> None:
         """Count a success, and after many at the ceiling raise it by an eighth."""
         self.served_rows += rows
         self._largest_served = max(self._largest_served, rows)
@@ -81,5 +68,5 @@ class BatchLimits:
                 self._at_ceiling = 0
                 self._proven = self.ceiling
                 self.ceiling += max(1, self.ceiling // 8)
-                if self.ceiling >= self.max_batch:
+                if self.ceiling >= max_batch:
                     self.ceiling = None

@@ -196,8 +196,7 @@ class Batcher:
 
     def wake_at(self) -> float:
         """When ``poll`` is next needed; ``inf``: not before another event."""
-        wake = min(self._calls.deadline, self._hold_until)  # two at a time: machine code compares these itself
-        return min(wake, self._slots.wake_at())
+        return min(min(self._calls.deadline, self._hold_until), self._slots.wake_at())  # noqa: PLW3301 - quick if of two
 
     def model(self, name: str) -> ModelState:
         """Return a model's state, made with the default parameters on first use."""

@@ -31,9 +31,9 @@ RECENT_ARRIVALS = 4096
 LONGEST_GAP: Final = 10.0
 """Seconds from which a gap between arrivals is not counted: it was a pause, and would outweigh all others."""
 
-MAX_CELLS = 16_384
-"""Kinds of batches that a model's counters distinguish: 64 sizes at 8 in flight make 2,048. Callers whose requests are
-not batched choose the size, and each kind is three lines of a scrape."""
+MAX_KINDS = 1024
+"""Kinds of batches that a model's counters distinguish: 64 sizes at 8 in flight make 512. Callers whose requests are
+not batched choose the size, and each kind is up to 42 lines of a scrape."""
 
 EXCUSED = 10.0
 """A cold batch explains late requests for at most so many times the seconds by which it was late."""
@@ -56,17 +56,12 @@ class Sample(NamedTuple):
     busy_squared: float
 
 
-KIND = Sample._fields[:4]
-"""The fields that distinguish kinds of batches."""
-
-
 class Cell:
     """The sums of a ``Sample``, as they are counted."""
 
-    __slots__ = ("batches", "busy", "busy_squared", "executors")
+    __slots__ = ("batches", "busy", "busy_squared")
 
-    def __init__(self, executors: int) -> None:
-        self.executors = executors
+    def __init__(self) -> None:
         self.batches = 0
         self.busy = 0.0
         self.busy_squared = 0.0
@@ -76,41 +71,6 @@ class Cell:
         self.batches += 1
         self.busy += seconds
         self.busy_squared += seconds * seconds
-
-
-class Cells:
-    """A model's cells: look-ups take most of the time, so there is one for each batch, not one for each cell."""
-
-    __slots__ = ("_by_kind", "_count")
-
-    def __init__(self) -> None:
-        self._by_kind: dict[tuple[int, int, int], list[Cell]] = {}
-        self._count = 0
-
-    def of(self, bucket: int, rows: int, in_flight: int) -> list[Cell]:
-        """Return the cell of times as observed; beside other batches, also that of those that overtook one ...
-
-        ... and one for each of ``SUPPOSED`` below ``in_flight``. None at all for a new kind beyond ``MAX_CELLS``.
-        """
-        kind = bucket, rows, in_flight
-        found = self._by_kind.get(kind)
-        if found is None:
-            others = [in_flight, *(servers for servers in SUPPOSED if servers < in_flight)] if in_flight > 1 else []
-            found = [Cell(executors) for executors in (0, *others)]
-            if self._count + len(found) > MAX_CELLS:
-                return []
-            self._count += len(found)
-            self._by_kind[kind] = found
-        return found
-
-    def samples(self) -> list[tuple[int, int, int, int, int, float, float]]:
-        """List what was counted, as ``Sample``."""
-        return [
-            (*kind, cell.executors, cell.batches, cell.busy, cell.busy_squared)
-            for kind, cells in self._by_kind.items()
-            for cell in cells
-            if cell.batches
-        ]
 
 
 ALL = -1
@@ -272,7 +232,7 @@ class Counters:
         self.limited = self.limited_rows = self.cold = self.stalled = self.bisections = 0
         self.gaps_squared = self.queue_seconds = 0.0
         self.misses: dict[str, int] = {}
-        self.cells = Cells()
+        self.cells: dict[tuple[int, int, int], list[Cell]] = {}
         self.durations = [0] * (len(DURATION_BOUNDS) + 1)
         self.request_rows = [0] * (len(ROW_BOUNDS) + 1)
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_ARRIVALS)
@@ -323,6 +283,14 @@ class Counters:
         """Count a refusal; the parameters are not to blame when a request would be late behind a cold batch."""
         self.missed(COLD if reason == Refused.LATE and now < self.excess_until else reason)
 
+    def cells_of(self, bucket: int, rows: int, in_flight: int) -> list[Cell]:
+        """Return a kind's cells: executors of 0, ``in_flight``, lower ``SUPPOSED`` ones; none beyond ``MAX_KINDS``."""
+        kind = bucket, rows, in_flight
+        found = self.cells.get(kind)
+        if found is None and len(self.cells) < MAX_KINDS:
+            found = self.cells[kind] = [Cell() for _ in range(2 + bisect_left(SUPPOSED, in_flight))]
+        return found or []
+
     def snapshot(self, now: float) -> ModelStats:
         """Copy the counters; the squares do not include the unfinished window."""
         window = int(now / WINDOW)
@@ -333,7 +301,12 @@ class Counters:
             misses=dict(self.misses),
             durations=list(self.durations),
             request_rows=list(self.request_rows),
-            cells=self.cells.samples(),
+            cells=[
+                (*kind, executors, cell.batches, cell.busy, cell.busy_squared)
+                for kind, cells in self.cells.items()
+                for executors, cell in zip((0, kind[2], *SUPPOSED), cells, strict=False)
+                if cell.batches
+            ],
         )
 
     def _close_window(self, window: int) -> None:

@@ -96,9 +96,9 @@ class ModelState:
         self.name = name
         self.first_calls = FirstCalls(undecided) if undecided else None
         self.passing = True
-        self.limits = BatchLimits(parameters.max_batch)
         self.configure(parameters, undecided)
         self.belief = Belief()
+        self.limits = BatchLimits()
         self.first_batches = FirstBatches()
         self.isolation = Isolation()
         self.batchable = BatchableShare()
@@ -108,7 +108,6 @@ class ModelState:
     def configure(self, parameters: Parameters, undecided: int = 0) -> None:
         """Use parameters from now on. ``undecided``: they are not decided yet, and first calls go on."""
         self.parameters = parameters
-        self.limits.max_batch = parameters.max_batch
         if undecided and (first := self.first_calls) is not None:
             first.most, first.allowed = undecided, min(first.allowed, undecided)
             self.slots = first.allowed
@@ -129,7 +128,12 @@ class ModelState:
     @property
     def cap(self) -> int:
         """Rows that a batch may have now."""
-        return self.limits.cap
+        cap, limits = self.parameters.max_batch, self.limits
+        if limits.max_rows is not None and limits.max_rows < cap:
+            cap = limits.max_rows
+        if limits.ceiling is not None and limits.ceiling < cap:
+            cap = limits.ceiling
+        return cap
 
     @property
     def free(self) -> bool:
@@ -149,7 +153,7 @@ class ModelState:
         """Count the success of a batch."""
         if self.isolation.keys:
             self.isolation.succeeded(key, rows, self.cap)
-        self.limits.served(rows)
+        self.limits.served(rows, self.parameters.max_batch)
 
     def forget(self) -> None:
         """Forget what was learned of the model: its server was replaced."""

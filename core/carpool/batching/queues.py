@@ -89,8 +89,7 @@ class Queue:
         load.tokens += request.tokens
         self._class_rows = None
         if not self._stale:
-            soonest = min(request.deadline, request.due)
-            self._soonest = min(self._soonest, soonest)
+            self._soonest = min(self._soonest, min(request.deadline, request.due))  # noqa: PLW3301 - see `wake_at`
             self._hold = min(self._hold, request.hold_until)
 
     def remove(self, request: Request) -> None:

@@ -6,16 +6,15 @@ from bisect import insort
 from collections import deque
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from carpool.batching.counters import SUPPOSED
 from carpool.batching.requests import Batch, time_of
 
 if TYPE_CHECKING:
     from carpool.batching.model_state import ModelState
 
-OVERDUE: Final = 4.0
-LEAST_OVERDUE: Final = 1.0
-OVERDUE_UNKNOWN: Final = 5.0
+OVERDUE, LEAST_OVERDUE, OVERDUE_UNKNOWN = 4.0, 1.0, 5.0
 """A call may never be answered. So it gives its slot back after so many times its forecast, but not before so many
 seconds (hosts pause, first batches compile kernels); and after so many seconds if its duration is unknown."""
 
@@ -186,15 +185,14 @@ class Slots:
         fewer have, e is refuted, and the time counts as zero.
         """
         taken, seconds = batch.in_flight, now - batch.dispatched
-        cells = batch.state.counters.cells.of(batch.bucket, batch.rows, taken)
+        cells = batch.state.counters.cells_of(batch.bucket, batch.rows, taken)
         if not cells:
             return
         cells[0].add(seconds)
-        since = self._completed - batch.completed_before
+        since, completions = self._completed - batch.completed_before, self._completions
         if since < taken - 1:
             cells[1].add(seconds)
-        completions = self._completions
-        for cell in cells[2:]:
-            before = taken - cell.executors
+        for servers, cell in zip(SUPPOSED, cells[2:], strict=False):
+            before = taken - servers
             known = before <= since <= len(completions)
             cell.add(now - completions[before - since - 1] if known else 0.0)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from random import Random
 
 Kind: TypeAlias = tuple[int, int, int, int]
-"""As ``KIND`` in ``counters``."""
+"""The fields of a ``Sample`` before the sums."""
 
 KNOWN = 1e9
 """Number of samples for a curve that was given, not learned."""

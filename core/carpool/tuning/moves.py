@@ -104,9 +104,8 @@ def is_worth(target: Assessment, current: Assessment) -> bool:
 
 def is_faster(aim: Aim, target: Assessment, current: Assessment) -> bool:
     """Whether a setting chosen for its latency is worth a change."""
-    if not current.holds_ahead or not aim.keeps_target(current, aim.slack):
-        return True
-    return aim.latency(target) < (1 - FASTER) * aim.latency(current)
+    keeps = current.holds_ahead and aim.keeps_target(current, aim.slack)
+    return not keeps or aim.latency(target) < (1 - FASTER) * aim.latency(current)
 
 
 def is_gain(aim: Aim, choice: Choice, current: Assessment) -> bool:

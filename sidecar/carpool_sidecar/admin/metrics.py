@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from carpool.batching.counters import CANCELLED, DURATION_BOUNDS, KIND, ROW_BOUNDS
+from carpool.batching.counters import CANCELLED, DURATION_BOUNDS, ROW_BOUNDS, Sample
 from carpool.batching.requests import Refused
 from carpool_sidecar.generation import metrics as generation
 from carpool_sidecar.jobs import metrics as jobs
@@ -24,7 +24,7 @@ SIZE_BOUNDS = tuple(2**power for power in range(13))
 """Upper bounds (rows) of the batch size histogram: 1 to 4096."""
 
 
-_CELL = ("model", *KIND)
+_CELL = ("model", *Sample._fields[:4])
 
 METRICS = (
     Metric("arrivals", "counter", ("model",), "Requests that arrived, admitted or not"),

@@ -11,7 +11,7 @@ from carpool.batching.counters import (
     DURATION_BOUNDS,
     FAILED,
     LATE,
-    MAX_CELLS,
+    MAX_KINDS,
     REJECTED,
     ROW_BOUNDS,
     Counters,
@@ -43,7 +43,7 @@ def play(counters: Counters, happened: list[tuple[str, int, float]], now: float 
             case "refuse":
                 counters.missed(f"reason-{rows}")
             case "sample":
-                counters.cells.of(0, rows, 1)[0].add(gap)
+                counters.cells_of(0, rows, 1)[0].add(gap)
             case "cold":
                 counters.cold += 1
     return now
@@ -120,10 +120,10 @@ def test_a_model_new_since_then_counts_whole() -> None:
 
 def test_a_snapshot_does_not_change_with_the_counters() -> None:
     counters = Counters()
-    counters.cells.of(0, 1, 1)[0].add(0.1)
+    counters.cells_of(0, 1, 1)[0].add(0.1)
     counters.missed(LATE)
     taken = counters.snapshot(0.0)
-    counters.cells.of(0, 1, 1)[0].add(0.1)
+    counters.cells_of(0, 1, 1)[0].add(0.1)
     counters.missed(LATE)
     counters.answered(0.0, 1.0, 0.5, ok=True)
     assert taken.samples() == [(0, 1, 1, 0, 1, 0.1, 0.1 * 0.1)]
@@ -223,12 +223,12 @@ def test_quantiles_of_nothing_and_of_the_endless() -> None:
 
 def test_kinds_of_batches_are_bounded_and_those_known_still_counted():
     counters = Counters()
-    for rows in range(1, MAX_CELLS + 10):
-        for cell in counters.cells.of(0, rows, 1):
+    for rows in range(1, MAX_KINDS + 10):
+        for cell in counters.cells_of(0, rows, 1)[:1]:
             cell.add(0.5)
-    counters.cells.of(0, 1, 1)[0].add(0.5)
+    counters.cells_of(0, 1, 1)[0].add(0.5)
     samples = counters.snapshot(0.0).samples()
-    assert len(samples) == MAX_CELLS
+    assert len(samples) == MAX_KINDS
     assert samples[0] == (0, 1, 1, 0, 2, 1.0, 0.5)
 
 

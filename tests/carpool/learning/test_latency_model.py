@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.batching.counters import SUPPOSED, Counters, Sample
+from carpool.batching.counters import SUPPOSED, Sample
 from carpool.learning.concurrency import fit_executors
 from carpool.learning.latency_model import LatencyLearner, ServiceTime, fit
 from carpool.learning.smoothing import isotonic, smoothed
@@ -28,10 +28,12 @@ def sample(rows, seconds, in_flight=1):
 
 def cells(batches, bucket=0):
     """Cells of (rows, in_flight, seconds) or (rows, in_flight, seconds, supposed concurrency)."""
-    counters = Counters()
+    found = {}
     for rows, in_flight, seconds, *executors in batches:
-        counters.sample((bucket, rows, in_flight, *(executors or [0])), seconds)
-    return counters.snapshot(0.0).samples()
+        kind = bucket, rows, in_flight, *(executors or [0])
+        count, busy, squared = found.get(kind, (0, 0.0, 0.0))
+        found[kind] = count + 1, busy + seconds, squared + seconds * seconds
+    return [Sample(*kind, *sums) for kind, sums in found.items()]
 
 
 def noisy(rng, mean, cv):

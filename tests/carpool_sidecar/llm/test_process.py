@@ -50,7 +50,7 @@ async def test_an_engine_that_cannot_be_started_is_tried_again(monkeypatch, tmp_
     monkeypatch.setattr(process.sys, "executable", str(tmp_path / "none"))
     task = asyncio.create_task(engine.run())
     async with asyncio.timeout(10):
-        while len(caplog.records) < 2 and not task.done():
+        while len(caplog.records) < 2 and not task.done():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
