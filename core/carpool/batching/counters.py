@@ -284,7 +284,7 @@ class Counters:
         self.missed(COLD if reason == Refused.LATE and now < self.excess_until else reason)
 
     def cells_of(self, bucket: int, rows: int, in_flight: int) -> list[Cell]:
-        """Return a kind's cells: executors of 0, ``in_flight``, lower ``SUPPOSED`` ones; none beyond ``MAX_KINDS``."""
+        """Return a kind's cells: as observed, of those that overtook, as ``SUPPOSED``; none beyond ``MAX_KINDS``."""
         kind = bucket, rows, in_flight
         found = self.cells.get(kind)
         if found is None and len(self.cells) < MAX_KINDS:
