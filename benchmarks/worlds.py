@@ -106,7 +106,9 @@ WORLDS = {
     "two at once, heavy rows": World("two at once", _line(0.009, 0.0018), 0.3, 2, rows=0.8),
     "two cliffs": World("tiles of 16 rows", lambda rows: 0.009 + 0.018 * -(-rows // 16), 0.18, noise=0.1, bursts=0.2),
     "convex": World("large batches cost more per row", lambda rows: 0.006 + 0.0009 * rows**1.3, 0.24, wave=5.0),
-    # Written down on 30 November before any was played; no rule has been chosen or changed by them.
+}
+
+UNSEEN = {
     "bursts, cliff": World(
         "9 rows cost 20 ms more than 8", lambda rows: 0.01 + 0.001 * rows + 0.02 * (rows > 8), 0.2, bursts=0.3
     ),
@@ -126,6 +128,9 @@ WORLDS = {
     "somewhat noisy": World("batches of one size differ by 25 %", _line(0.012, 0.001), 0.2, noise=0.25),
     "tiles of 8": World("each 8 rows cost 8 ms", lambda rows: 0.006 + 0.008 * -(-rows // 8), 0.15, noise=0.05),
 }
+"""Written down on 30 November before any was played; no rule has been chosen or changed by them."""
+
+EVERY = WORLDS | UNSEEN
 
 
 class Row(Struct, frozen=True):
@@ -205,7 +210,7 @@ def climb(task: tuple[str, str, tuple[int, ...]]) -> Row:
 
 def play(name: str, contender_name: str, seed: int) -> list[Tally]:
     """Let a contender serve a world's rising loads; return one tally per load."""
-    world = WORLDS[name]
+    world = EVERY[name]
     times = [world.times(max(rows, 1)) for rows in range(MOST + 1)]
     curve = ServiceTime.measured(dict(enumerate(times[1:], 1)), noise=world.noise, executors=world.concurrency)
     admission = Admission(max_queued_rows=100_000)
@@ -241,7 +246,7 @@ def show(rows: Sequence[Row]) -> tuple[list[str], float | None]:
         "|---|---:|---:|---:|---:|---:|",
     ]
     shares = []
-    for name, world in WORLDS.items():
+    for name, world in EVERY.items():
         here = {row.contender: row for row in rows if row.world == name}
         if CARPOOL not in here or len(here) < 2:
             continue
@@ -269,7 +274,8 @@ def judge(least: float | None) -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world", action="append", choices=[*WORLDS], help="only this one; may be given again")
+    parser.add_argument("--world", action="append", choices=[*EVERY], help="only this one; may be given again")
+    parser.add_argument("--unseen", action="store_true", help="the worlds that no rule was chosen by; nothing is kept")
     parser.add_argument("--contender", action="append", choices=[*CONTENDERS], help="only this one, beside Carpool")
     parser.add_argument("--seed", type=int, action="append", help="only this one; may be given again")
     parser.add_argument("--again", action="store_true", help="only Carpool, and what no results are kept of")
@@ -291,7 +297,7 @@ def main() -> int:
     before = msgspec.json.decode(RESULTS.read_bytes(), type=Results).rows if options.again else []
     kept = {(row.world, row.contender) for row in before if row.contender != CARPOOL}
     names = dict.fromkeys([CARPOOL, *(options.contender or CONTENDERS)])
-    pairs = product(options.world or WORLDS, names)
+    pairs = product(options.world or (UNSEEN if options.unseen else WORLDS), names)
     tasks = [(world, name, seeds) for world, name in pairs if (world, name) not in kept]
     rows: list[Row] = []
     measured = commit()
@@ -301,10 +307,10 @@ def main() -> int:
             print(f"\r{len(rows)} of {len(tasks)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     rows += [row for row in before if (row.world, row.contender) in kept]
-    rows.sort(key=lambda row: ([*WORLDS].index(row.world), row.contender))
+    rows.sort(key=lambda row: ([*EVERY].index(row.world), row.contender))
     lines, least = show(rows)
     print(*lines, sep="\n")
-    if not (options.world or options.contender or options.seed):
+    if not (options.world or options.unseen or options.contender or options.seed):
         results = Results(measured, today(), machine(), rows)
         RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     return judge(least)

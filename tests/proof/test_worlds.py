@@ -13,9 +13,9 @@ def row(contender, highest, device_time=1.0, world="line"):
     return worlds.Row(world, contender, highest, device_time)
 
 
-@pytest.mark.parametrize("name", worlds.WORLDS)
+@pytest.mark.parametrize("name", worlds.EVERY)
 def test_each_load_brings_its_share_of_the_capacity(name):
-    world = worlds.WORLDS[name]
+    world = worlds.EVERY[name]
     assert all(world.times(rows) <= world.slo for rows in (1,))
     found = worlds.arrivals(world, seed=1)
     assert [time for time, _ in found] == sorted(time for time, _ in found)
