@@ -6,15 +6,13 @@ import asyncio
 import random
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 import uvloop
 
 from carpool.policy.durations import Duration
 from carpool_cli import options
-from carpool_cli.answers import UNREADABLE
 from carpool_cli.load.standin_engine import StandinEngine
 from carpool_cli.load.standin_server import Device, Nastiness, Standin
 from carpool_cli.options import DURATION, INPUT_FILE
@@ -144,7 +142,7 @@ def command(
     and chat completions, streamed or whole, with tokens at the pace that such an engine would have. Only --host,
     --port, --model and --seed go with it.
     """
-    if _is_engine(path):
+    if device_profile.is_engine(path):
         if executors is not None or poison is not None or wrong_rows or cold or ready_after or outage:
             raise click.UsageError("an engine takes --host, --port, --model and --seed: drop the other options")
         _run(serve_engine(read_profile(path), model=model, host=host, port=port, seed=seed), host, port)
@@ -153,14 +151,6 @@ def command(
     nastiness = Nastiness(poison, wrong_rows, cold, ready_after, outage)
     served = serve(profile, nastiness, model=model, max_batch=max_batch, host=host, port=port, seed=seed)
     _run(served, host, port)
-
-
-def _is_engine(path: Path) -> bool:
-    """Return whether a profile is an engine's; invalid JSON is reported elsewhere."""
-    try:
-        return "step" in msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, *UNREADABLE):
-        return False
 
 
 def _run(serving: Coroutine[None, None, None], host: str, port: int) -> None:

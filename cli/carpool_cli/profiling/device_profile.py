@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -44,6 +44,14 @@ class DeviceProfile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         return ServiceTime.measured(curve, noise=self.cv, executors=self.executors)
 
 
+def is_engine(path: Path) -> bool:
+    """Whether a profile is that of an engine of token streams; a file that can't be read is not."""
+    try:
+        return "step" in msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, *UNREADABLE):
+        return False
+
+
 def load(path: Path, executors: int | None = None) -> DeviceProfile:
     """Read a profile file; ``executors``: the server concurrency, if another than the profile's.
 
@@ -54,6 +62,8 @@ def load(path: Path, executors: int | None = None) -> DeviceProfile:
     except OSError as error:
         raise BadFile(f"{path}: {error.strerror}") from None
     except UNREADABLE as error:
+        if is_engine(path):
+            raise BadFile(f"{path}: that is an engine's profile; `carpool simulate --generative` takes it") from None
         raise BadFile(
             f"{path}: {error}. A profile has name, source, executors, rows, seconds, cv; `carpool profile` writes one"
         ) from None
