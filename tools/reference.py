@@ -32,7 +32,7 @@ from carpool_operator.api import annotations as names
 from carpool_operator.api import cel, status
 from carpool_operator.api import spec as operator
 from carpool_operator.api.docstrings import attribute_texts, one_line
-from carpool_operator.injector.decide import Settings
+from carpool_operator.injector.decide import InjectorSettings
 from carpool_operator.injector.reasons import NOTES, REASONS
 from carpool_operator.reporting import metrics as operator_metrics
 from carpool_operator.webhook.server import Injector
@@ -256,7 +256,7 @@ def injection() -> str:
         lines += [f"| `{code}` | {page.cause} | {page.fix} |" for code, page in pages.items()]
         lines.append("")
     lines += ["## Metrics of the injector", "", "| metric | what |", "|---|---|"]
-    for metric in Injector(Settings(image="", version="")).registry.collect():
+    for metric in Injector(InjectorSettings(image="", version="")).registry.collect():
         total = "_total" if metric.type == "counter" else ""
         lines.append(f"| `{metric.name}{total}` | {metric.documentation} |")
     return "\n".join(lines) + "\n"

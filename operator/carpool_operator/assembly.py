@@ -29,7 +29,7 @@ from carpool_operator.loop.passes import Loop
 from carpool_operator.reporting.events import Recorder
 from carpool_operator.reporting.health import Health
 from carpool_operator.reporting.inspection import Inspector
-from carpool_operator.reporting.metrics import Metrics
+from carpool_operator.reporting.metrics import OperatorMetrics
 from carpool_operator.tuning.sources.choice import Sources
 from carpool_operator.tuning.sources.prometheus import open_session
 from carpool_operator.tuning.sources.sidecar import Sidecars
@@ -79,7 +79,7 @@ class Operator:
         self._log = logging.getLogger("carpool")
         self._random = random.Random()  # noqa: S311 - spreads retries
         self._clock = time.monotonic
-        self.metrics = Metrics()
+        self.metrics = OperatorMetrics()
         self.fleet = Fleet(self._clock, settings.shard.has)
         self.sync = Sync(
             Lister(

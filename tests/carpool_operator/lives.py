@@ -24,7 +24,7 @@ from carpool_operator.loop.parts import Parts
 from carpool_operator.loop.passes import Loop
 from carpool_operator.reporting.events import Recorder
 from carpool_operator.reporting.inspection import Inspector
-from carpool_operator.reporting.metrics import Metrics
+from carpool_operator.reporting.metrics import OperatorMetrics
 from carpool_operator.tuning.sources.choice import Sources
 from carpool_operator.tuning.sources.sidecar import Sidecars
 
@@ -92,7 +92,7 @@ class World:
         self.time = lambda: self.now
         self.leads = True
         self.writes_left = None
-        self.metrics = Metrics()
+        self.metrics = OperatorMetrics()
         self.threads = ThreadPoolExecutor(1)
         self._kube = api.kube()
 

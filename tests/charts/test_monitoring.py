@@ -15,8 +15,8 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from carpool_cli.planning import history
-from carpool_operator.injector.decide import Settings
-from carpool_operator.reporting.metrics import OF_POLICIES, Metrics
+from carpool_operator.injector.decide import InjectorSettings
+from carpool_operator.reporting.metrics import OF_POLICIES, OperatorMetrics
 from carpool_operator.tuning.sources import scrapes
 from carpool_operator.webhook.server import Injector
 from carpool_sidecar.admin.metrics import METRICS, PREFIX
@@ -37,8 +37,8 @@ SERIES = {
 SCRAPED = {"namespace", "pod", "target"}
 """Labels that the chart's PodMonitors add to every series."""
 
-CLUSTER_SIDE = Injector(Settings(image="", version="")).registry._names_to_collectors
-CLUSTER_SIDE |= Metrics()._registry._names_to_collectors
+CLUSTER_SIDE = Injector(InjectorSettings(image="", version="")).registry._names_to_collectors
+CLUSTER_SIDE |= OperatorMetrics()._registry._names_to_collectors
 OF_POLICY = {metric.name: {*metric.labels, "namespace", "pod"} for metric in OF_POLICIES}
 
 KNOWN = {

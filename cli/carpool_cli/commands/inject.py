@@ -25,7 +25,14 @@ from carpool_cli.yaml_edit import edited, in_place, load
 from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Target
 from carpool_operator.injector.bypass import bypasses
-from carpool_operator.injector.decide import SIDECAR, Settings, annotations_of, decide, is_secret_name, target_of
+from carpool_operator.injector.decide import (
+    SIDECAR,
+    InjectorSettings,
+    annotations_of,
+    decide,
+    is_secret_name,
+    target_of,
+)
 from carpool_operator.injector.patch import CONFIG, patch, unpatch
 from carpool_operator.injector.reasons import NOTES, Note, Reason, Skip
 from carpool_operator.workloads import registry
@@ -79,7 +86,7 @@ class Asked(NamedTuple):
     ``image``: ``None`` for any.
     """
 
-    settings: Settings | None
+    settings: InjectorSettings | None
     namespace: str | None
     secret: bytes
     image: str | None
@@ -175,7 +182,7 @@ def command(
         raise click.UsageError(f"--image-pull-secret: {wrong[0]!r} is no name of a Secret")
     settings = None
     if not undo:
-        settings = Settings(
+        settings = InjectorSettings(
             image=image or f"carpool-sidecar:{version('carpool-serving')}",
             version=version("carpool-serving"),
             pull_secrets=pull_secrets,
@@ -442,7 +449,7 @@ def _drain_key(secret: bytes, namespace: str | None, name: str, pod: dict[str, A
 
 
 def _left_alone(
-    outcome: Outcome, pod: dict[str, Any], settings: Settings, target: Target | None, image: str | None
+    outcome: Outcome, pod: dict[str, Any], settings: InjectorSettings, target: Target | None, image: str | None
 ) -> Outcome:
     """Return the result for a workload without a new sidecar, with a note if its sidecar differs from the request."""
     if outcome.why is None or outcome.why.reason is not Reason.ALREADY_INJECTED:
@@ -473,7 +480,7 @@ def _left_alone(
     return outcome._replace(why=why, stays=True)
 
 
-def _of_workload(of: Kind, thing: dict[str, Any], settings: Settings) -> tuple[str, ...]:
+def _of_workload(of: Kind, thing: dict[str, Any], settings: InjectorSettings) -> tuple[str, ...]:
     """Return the problems of a workload's annotations, and those that a self-tuning sidecar ignores."""
     found = annotations_of(thing)
     problems = names.read(of.name, str(thing["metadata"].get("name")), found).problems

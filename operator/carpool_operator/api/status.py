@@ -167,7 +167,7 @@ class LastDecision(Said, frozen=True):
     """Forecast for another objective at this load."""
 
 
-class Trial(Said, frozen=True):
+class TrialStatus(Said, frozen=True):
     """Parameters that run on a share of the pods for a trial."""
 
     generation: int
@@ -189,7 +189,7 @@ class TargetModel(Said, frozen=True):
     """Generation of the configuration that introduced the parameters."""
     parameters: Parameters
     """Used by all pods except canaries."""
-    trial: Trial | None = None
+    trial: TrialStatus | None = None
     """The canaries' trial."""
 
 

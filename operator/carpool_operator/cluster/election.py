@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from carpool_operator.cluster.kube import ApiError, Kube, path_of
-from carpool_operator.cluster.objects import Page
+from carpool_operator.cluster.objects import ObjectsPage
 
 if TYPE_CHECKING:
     import logging
@@ -268,7 +268,7 @@ class Election:
 
     async def _is_alone(self) -> bool:
         """Return whether no lease of another division is held."""
-        found = msgspec.json.decode(await self._kube.request("GET", self._collection), type=Page[Lease]).items
+        found = msgspec.json.decode(await self._kube.request("GET", self._collection), type=ObjectsPage[Lease]).items
         others = self._overlapping.held((each for each in found if self._overlaps(each.metadata.name)), self._clock())
         if others:
             self._log.info("waiting: operators with another number of shards are at work", extra={"leases": others})

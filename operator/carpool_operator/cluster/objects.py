@@ -46,7 +46,7 @@ class ListMeta(Struct, frozen=True, rename="camel"):
     continue_: str = field(default="", name="continue")
 
 
-class Page(Struct, Generic[T], frozen=True):
+class ObjectsPage(Struct, Generic[T], frozen=True):
     """A page of a list."""
 
     metadata: ListMeta

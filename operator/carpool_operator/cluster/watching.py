@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from carpool_operator.cluster.kube import ApiError, Kube
-from carpool_operator.cluster.objects import Change, Failure, Page
+from carpool_operator.cluster.objects import Change, Failure, ObjectsPage
 from carpool_operator.workloads.metadata import Key
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Kept(Generic[T]):
 
     def __init__(self, raw: Any, keep: Callable[[Any], T | None]) -> None:  # noqa: ANN401 - a Struct class
         self.keep = keep
-        self.page = msgspec.json.Decoder(Page[msgspec.Raw])
+        self.page = msgspec.json.Decoder(ObjectsPage[msgspec.Raw])
         self.one = msgspec.json.Decoder(raw)
 
     def read(self, text: bytes | msgspec.Raw, left_out: LeftOut) -> Any | None:  # noqa: ANN401 - a Struct

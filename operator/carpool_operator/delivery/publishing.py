@@ -10,7 +10,7 @@ import msgspec
 from carpool_operator.api import annotations as names
 from carpool_operator.api.spec import API_VERSION, KIND
 from carpool_operator.cluster.kube import APPLY, FIELD_MANAGER, ApiError, path_of
-from carpool_operator.cluster.objects import Page, RawConfigMap
+from carpool_operator.cluster.objects import ObjectsPage, RawConfigMap
 from carpool_operator.cluster.watching import NOT_THERE, PAGE
 from carpool_operator.workloads.metadata import Key
 
@@ -47,7 +47,7 @@ class Published(NamedTuple):
     """UID of the policy."""
 
 
-_pages = msgspec.json.Decoder(Page[RawConfigMap])
+_pages = msgspec.json.Decoder(ObjectsPage[RawConfigMap])
 
 
 class ConfigMaps:

@@ -60,7 +60,7 @@ def is_secret_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class InjectorSettings(Struct, frozen=True, kw_only=True):
     """Settings for every sidecar of a cluster.
 
     ``public_key``: the operator's, 64 hex digits; ``None`` where it is not known. ``policy``: the policy with which
@@ -102,7 +102,7 @@ class Inject(NamedTuple):
 
 
 def decide(
-    pod: Json, target: Target | None, settings: Settings, *, asked: bool = False, around: Surroundings = UNKNOWN
+    pod: Json, target: Target | None, settings: InjectorSettings, *, asked: bool = False, around: Surroundings = UNKNOWN
 ) -> Inject | Skip:
     """Decide on a pod, or a pod template, at admission.
 
@@ -161,7 +161,7 @@ def _called(container: Json) -> Iterator[object]:
             yield handler.get("port")
 
 
-def _check_tuned(target: Target | None, settings: Settings) -> None:
+def _check_tuned(target: Target | None, settings: InjectorSettings) -> None:
     """Check that something would tune it."""
     if settings.policy is not None:
         return
@@ -181,7 +181,7 @@ def _check_tuned(target: Target | None, settings: Settings) -> None:
 def _in_front(
     pod: Json,
     target: Target | None,
-    settings: Settings,
+    settings: InjectorSettings,
     written: Written,
     data: int,
     admin: int,
@@ -249,7 +249,7 @@ def _taken(port: int, who: str, data: int) -> None:
     raise Skipped(Reason.PORT_TAKEN, f"{who} port {port}, the sidecar's: give that another with {annotation}")
 
 
-def _ports(written: Written, settings: Settings) -> tuple[int, int]:
+def _ports(written: Written, settings: InjectorSettings) -> tuple[int, int]:
     """Return the sidecar's ports. Raises ``Skipped``."""
     found, given = [], []
     for name, default, value in (

@@ -21,7 +21,7 @@ from carpool_operator.injector.resources import raised
 from carpool_operator.injector.undo import changes, undone
 
 if TYPE_CHECKING:
-    from carpool_operator.injector.decide import Inject, Json, Settings
+    from carpool_operator.injector.decide import Inject, InjectorSettings, Json
     from carpool_operator.injector.quotas import Surroundings
 
 CHANGES = "/etc/carpool/change"
@@ -46,7 +46,9 @@ MIN_GRACE = 20
 DRAIN_HEADER = "x-carpool-drain"
 
 
-def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, around: Surroundings = UNKNOWN) -> Json:
+def patch(
+    given: Json, inject: Inject, settings: InjectorSettings, drain_key: str, *, around: Surroundings = UNKNOWN
+) -> Json:
     """Return the pod, or pod template, with its sidecar.
 
     ``drain_key``: this pod's secret, sent by the kubelet's preStop call.
@@ -161,7 +163,7 @@ def skipped(pod: Json, why: str) -> Json:
     return pod
 
 
-def sidecar_config(inject: Inject, settings: Settings, drain_key: str, *, asks: Json, limit: int) -> Json:
+def sidecar_config(inject: Inject, settings: InjectorSettings, drain_key: str, *, asks: Json, limit: int) -> Json:
     """Return a sidecar's configuration, in the format of its file.
 
     ``asks``: how it checks whether the model can serve; ``limit``: longest drain in seconds. Under an operator it has
@@ -249,7 +251,7 @@ def _readiness_path(spec: Json, probe: Json, model: Json, inject: Inject) -> str
     return "/" + quote(path, safe="%/?:@!$&'()*+,;=-._~[]")
 
 
-def _container(inject: Inject, settings: Settings, config: Json) -> Json:
+def _container(inject: Inject, settings: InjectorSettings, config: Json) -> Json:
     security: dict[str, Any] = {
         "runAsNonRoot": True,
         "allowPrivilegeEscalation": False,

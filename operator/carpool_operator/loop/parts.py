@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from carpool_operator.delivery.signing import Signer
     from carpool_operator.reporting.events import Recorder
     from carpool_operator.reporting.inspection import Inspector
-    from carpool_operator.reporting.metrics import Metrics
+    from carpool_operator.reporting.metrics import OperatorMetrics
     from carpool_operator.tuning.sources.choice import Sources
 
 
@@ -39,7 +39,7 @@ class Parts:
     pusher: Pusher
     recorder: Recorder
     inspector: Inspector
-    metrics: Metrics
+    metrics: OperatorMetrics
     backoff: Backoff
     steps: Executor
     """One thread, so that decisions delay neither the lease nor the probes."""

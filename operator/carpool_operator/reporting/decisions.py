@@ -21,7 +21,7 @@ from carpool_operator.api.status import (
     Status,
     TargetModel,
     TargetStatus,
-    Trial,
+    TrialStatus,
 )
 from carpool_operator.delivery.documents import EVERY
 from carpool_operator.tuning.learning import alone_too_slow, predicted
@@ -274,7 +274,7 @@ def _target(view: View, steering: Steering, delivered: Delivery | None) -> Targe
             parameters=learned.in_force,
             trial=None
             if trial is None or tried is None or trial.model != name
-            else Trial(
+            else TrialStatus(
                 generation=tried.generation,
                 parameters=trial.parameters,
                 pods=tuple(sorted(pod.name for pod in view.pods.get(target, ()) if pod.uid in trial.pods)),

@@ -9,13 +9,13 @@ from aiohttp import web
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from carpool_operator.reporting.metrics import Metrics
+    from carpool_operator.reporting.metrics import OperatorMetrics
 
 
 class Health:
     """Serves the three. A check returns the problem, ``""`` for none."""
 
-    def __init__(self, metrics: Metrics, *, live: Callable[[], str], ready: Callable[[], str]) -> None:
+    def __init__(self, metrics: OperatorMetrics, *, live: Callable[[], str], ready: Callable[[], str]) -> None:
         self.port = 0
         """The port it listens on, once started."""
         self._metrics = metrics

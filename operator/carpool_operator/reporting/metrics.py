@@ -146,7 +146,7 @@ class Policies:
         yield from families.values()
 
 
-class Metrics:
+class OperatorMetrics:
     """All of them; by name, without the prefix."""
 
     def __init__(self) -> None:

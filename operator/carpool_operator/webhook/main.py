@@ -19,7 +19,7 @@ from aiohttp import web
 
 from carpool_operator.api import annotations as names
 from carpool_operator.cluster.kube import ApiError, ConfigException, connect
-from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, DEFAULT_RESOURCES, Settings, is_secret_name
+from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, DEFAULT_RESOURCES, InjectorSettings, is_secret_name
 from carpool_operator.injector.ports import port_number
 from carpool_operator.injector.reasons import Skipped
 from carpool_operator.injector.resources import Written, of_sidecar
@@ -119,13 +119,13 @@ def _secret(text: str) -> str:
     return text
 
 
-def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Settings:
+def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> InjectorSettings:
     """Return the settings of all sidecars; exits the process if they are invalid."""
     if options.sidecar_data_port == options.sidecar_admin_port:
         parser.error(
             f"--sidecar-data-port and --sidecar-admin-port are both {options.sidecar_data_port}: they have to differ"
         )
-    return Settings(
+    return InjectorSettings(
         image=options.sidecar_image,
         version=version("carpool-serving"),
         pull_policy=options.sidecar_pull_policy,

@@ -18,7 +18,7 @@ from carpool_operator.injector.reasons import Reason, Skip
 from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
-    from carpool_operator.injector.decide import Json, Settings
+    from carpool_operator.injector.decide import InjectorSettings, Json
     from carpool_operator.injector.quotas import Surroundings
     from carpool_operator.workloads.kind import Kind
 
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def judge(request: Json, settings: Settings, drain_key: str, *, around: Surroundings = UNKNOWN) -> Answer:
+def judge(request: Json, settings: InjectorSettings, drain_key: str, *, around: Surroundings = UNKNOWN) -> Answer:
     """Decide on an admitted object: a Pod gets its sidecar, a workload's template its annotation.
 
     ``around``: the namespace's annotations and limits.
@@ -80,7 +80,7 @@ def _fits(thing: Json) -> bool:
 
 
 def _workload(
-    kind: Kind, workload: Json, before: Json | None, namespace: str, settings: Settings, around: Surroundings
+    kind: Kind, workload: Json, before: Json | None, namespace: str, settings: InjectorSettings, around: Surroundings
 ) -> Answer:
     name = workload["metadata"].get("name") or workload["metadata"].get("generateName", "")
     changed = propagate(kind, workload, before)

@@ -22,7 +22,7 @@ from carpool_operator.workloads import registry
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from carpool_operator.injector.decide import Settings
+    from carpool_operator.injector.decide import InjectorSettings
     from carpool_operator.injector.quotas import Surroundings
 
 MAX_REVIEW = 4 * 2**20
@@ -74,7 +74,7 @@ class Injector:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: InjectorSettings,
         *,
         drain_key: Callable[[], str] = lambda: secrets.token_hex(16),
         around: Callable[[str], Awaitable[Surroundings]] | None = None,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.tuning.replica_load import ReplicaLoad
 
 
-class Terms:
+class StreamTerms:
     """What the policy says of requests: their targets, and their tenants."""
 
     def __init__(self, policy: BatchingPolicy) -> None:
@@ -67,7 +67,7 @@ class Streams:
     """The shared state of streams. ``clock`` gives monotonic seconds, as exchanges' times."""
 
     def __init__(self, policy: BatchingPolicy, *, clock: Callable[[], float], log: logging.Logger) -> None:
-        self.terms = Terms(policy)
+        self.terms = StreamTerms(policy)
         self.models = Models()
         self.sizes = TokenSizes()
         self.gatekeeper = Gatekeeper(policy, clock=clock, log=log)
@@ -91,7 +91,7 @@ class Streams:
 
     def configure(self, policy: BatchingPolicy) -> None:
         """Take another policy."""
-        self.terms = Terms(policy)
+        self.terms = StreamTerms(policy)
         self.gatekeeper.configure(policy)
 
     @property

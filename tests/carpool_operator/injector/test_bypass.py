@@ -7,7 +7,7 @@ import pytest
 
 from carpool_operator.api.model import Target
 from carpool_operator.injector.bypass import NAMES, bypasses, named_ports
-from carpool_operator.injector.decide import Settings, decide
+from carpool_operator.injector.decide import InjectorSettings, decide
 from carpool_operator.injector.patch import patch
 from carpool_operator.workloads.registry import BY_NAME
 
@@ -18,7 +18,7 @@ def injected(*ports, spec=None, **annotations):
         "metadata": {"labels": {"app": "resnet"}, "annotations": written},
         "spec": spec or {"containers": [{"name": "server", "ports": list(ports)}]},
     }
-    settings = Settings(image="i", version="1", public_key="ab" * 32)
+    settings = InjectorSettings(image="i", version="1", public_key="ab" * 32)
     decision = decide(pod, Target("models", "Deployment", "resnet"), settings)
     return patch(pod, decision, settings, "0123456789abcdef")
 

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from carpool_operator.api.injection import injection_of
 from carpool_operator.api.model import Target
 from carpool_operator.injector.bypass import bypasses
-from carpool_operator.injector.decide import Inject, Settings, decide
+from carpool_operator.injector.decide import Inject, InjectorSettings, decide
 from carpool_operator.injector.patch import patch, unpatch
 from carpool_operator.injector.quotas import Surroundings
 from carpool_operator.injector.reasons import Note, Reason
 
-SETTINGS = Settings(image="carpool-sidecar:1", version="1", public_key="ab" * 32)
+SETTINGS = InjectorSettings(image="carpool-sidecar:1", version="1", public_key="ab" * 32)
 TARGET = Target("models", "Deployment", "resnet")
 SERVER = {"carpool.dev/container": "server"}
 PROBE = {"httpGet": {"path": "/v2/health/ready", "port": "http"}}

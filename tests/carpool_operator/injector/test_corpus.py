@@ -8,7 +8,7 @@ import json
 import pytest
 import yaml
 
-from carpool_operator.injector.decide import Settings
+from carpool_operator.injector.decide import InjectorSettings
 from carpool_operator.injector.jsonpatch import diff
 from carpool_operator.injector.patch import unpatch
 from carpool_operator.injector.reasons import Reason
@@ -17,7 +17,7 @@ from carpool_sidecar.config.settings import parse
 
 from .corpus import at, cases
 
-SETTINGS = Settings(image="carpool-sidecar:test", version="test", public_key="ab" * 32)
+SETTINGS = InjectorSettings(image="carpool-sidecar:test", version="test", public_key="ab" * 32)
 CASES = cases()
 INJECTED = [case for case in CASES if "container" in case.expect]
 SKIPPED = [case for case in CASES if "skipped" in case.expect]

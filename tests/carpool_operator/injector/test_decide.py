@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from carpool_operator.api.model import Target
-from carpool_operator.injector.decide import Inject, Settings, decide, target_of
+from carpool_operator.injector.decide import Inject, InjectorSettings, decide, target_of
 from carpool_operator.injector.patch import ASK_TIMEOUT, patch, unpatch
 from carpool_operator.injector.quotas import Surroundings
 from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skip
@@ -15,7 +15,7 @@ from carpool_sidecar.config.settings import Upstream, parse
 
 MI = 2**20
 
-SETTINGS = Settings(image="carpool-sidecar", version="1", public_key="ab" * 32)
+SETTINGS = InjectorSettings(image="carpool-sidecar", version="1", public_key="ab" * 32)
 TARGET = Target("models", "Deployment", "resnet")
 HTTP = {"name": "http", "containerPort": 9000}
 
@@ -265,7 +265,7 @@ def test_the_container_is_the_one_with_a_known_port():
 
 def test_only_where_somebody_tunes():
     assert decide(pod(), None, SETTINGS).reason == Reason.UNKNOWN_OWNER
-    unkeyed = Settings(image="i", version="1")
+    unkeyed = InjectorSettings(image="i", version="1")
     assert decide(pod(), TARGET, unkeyed).reason == Reason.NO_PUBLIC_KEY
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from carpool_operator.injector.decide import Settings
+from carpool_operator.injector.decide import InjectorSettings
 from carpool_operator.webhook.review import judge
 from carpool_sidecar.config.settings import parse
 
-SETTINGS = Settings(image="carpool-sidecar:test", version="test", public_key="ab" * 32)
+SETTINGS = InjectorSettings(image="carpool-sidecar:test", version="test", public_key="ab" * 32)
 DRAIN_KEY = "0123456789abcdef"
 CASES = sorted((Path(__file__).parent / "golden").glob("injector_*.yaml"))
 

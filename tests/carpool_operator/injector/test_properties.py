@@ -9,7 +9,7 @@ import jsonpatch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from carpool_operator.injector.decide import Settings
+from carpool_operator.injector.decide import InjectorSettings
 from carpool_operator.injector.jsonpatch import diff
 from carpool_operator.injector.patch import unpatch
 from carpool_operator.injector.quotas import UNKNOWN, Surroundings
@@ -20,7 +20,7 @@ from carpool_sidecar.config.settings import parse
 from .admission import defaulted, everyone, refusal
 from .corpus import OWNER, cases
 
-SETTINGS = Settings(image="carpool-sidecar:test", version="test", public_key="ab" * 32)
+SETTINGS = InjectorSettings(image="carpool-sidecar:test", version="test", public_key="ab" * 32)
 
 
 def some(**fields):

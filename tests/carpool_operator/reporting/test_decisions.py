@@ -11,7 +11,7 @@ from carpool.policy.spec import Bounds, IntRange, Tuning, TuningMode
 from carpool_operator.api.model import Target
 from carpool_operator.api.status import LastDecision, Status
 from carpool_operator.reporting.decisions import Reporter, timestamp
-from carpool_operator.reporting.metrics import Metrics
+from carpool_operator.reporting.metrics import OperatorMetrics
 
 
 def test_times_are_whole_seconds_in_utc():
@@ -111,7 +111,7 @@ def test_where_no_number_of_replicas_meets_the_slo_the_last_figures_go_and_the_r
     assert "capacity" not in world.status
     reason = "one request alone takes 5.5ms, longer than the SLO"
     assert world.status["noCapacity"] == [{"target": "Deployment/resnet", "model": "", "reason": reason}]
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     metrics.read_policies(lambda: [world.policy])
     assert "carpool_target_load_replicas{" not in metrics.text().decode()
 

@@ -4,13 +4,13 @@ import aiohttp
 import pytest
 
 from carpool_operator.reporting.health import Health
-from carpool_operator.reporting.metrics import METRICS, Metrics
+from carpool_operator.reporting.metrics import METRICS, OperatorMetrics
 
 
 @pytest.fixture
 async def get():
     """Ask for a path of one that is live and not ready."""
-    health = Health(Metrics(), live=lambda: "", ready=lambda: "not everything has been listed yet")
+    health = Health(OperatorMetrics(), live=lambda: "", ready=lambda: "not everything has been listed yet")
     await health.start("127.0.0.1", 0)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{health.port}") as session:
 
@@ -36,9 +36,9 @@ async def test_metrics_are_served(get):
 
 
 async def test_a_port_that_is_taken_is_an_os_error(get):
-    first = Health(Metrics(), live=str, ready=str)
+    first = Health(OperatorMetrics(), live=str, ready=str)
     await first.start("127.0.0.1", 0)
-    second = Health(Metrics(), live=str, ready=str)
+    second = Health(OperatorMetrics(), live=str, ready=str)
 
     with pytest.raises(OSError, match="address"):
         await second.start("127.0.0.1", first.port)

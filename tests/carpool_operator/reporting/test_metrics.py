@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from carpool_operator.api.model import Policy
 from carpool_operator.api.spec import read_policy
-from carpool_operator.reporting.metrics import METRICS, Metrics
+from carpool_operator.reporting.metrics import METRICS, OperatorMetrics
 
 
 def test_what_is_counted_is_served():
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     metrics.count("decisions", "Held", "TooFewSamples")
     metrics.count("pass_cpu_seconds", by=0.25)
     metrics.set("objects", 3, "pods")
@@ -37,7 +37,7 @@ def test_policies_say_what_their_targets_need_and_how_busy_they_are():
         namespace="shop", name="resnet", uid="u", generation=1, created=0.0, spec=None, error="",
         status={"capacity": [capacity]},
     )  # fmt: skip
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     metrics.read_policies(lambda: [policy])
 
     text = metrics.text().decode()
@@ -65,7 +65,7 @@ def test_policies_say_their_slo_conditions_and_last_decision():
         Policy(**common, name="resnet", spec=spec, error="", status=status),
         Policy(**common, name="new", spec=None, error="wrong", status={}),
     ]
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     metrics.read_policies(lambda: known)
 
     text = metrics.text().decode()

@@ -10,7 +10,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.generation import TokenTarget
 from carpool.policy.spec import SLO
 from carpool_operator.api.model import Reading
-from carpool_operator.reporting.metrics import Metrics
+from carpool_operator.reporting.metrics import OperatorMetrics
 from carpool_operator.tuning.evidence import Evidence
 from carpool_operator.tuning.token_streams import SELDOM, FleetStreams, difference
 
@@ -196,7 +196,7 @@ def test_another_operator_goes_on_with_what_was_said():
 
 def test_metrics_have_the_figures_of_the_status():
     world = Serving(hits=4).run(60)
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     metrics.read_policies(lambda: [world.policy])
     lines = metrics.text().decode()
     labels = '{kind="Deployment",policy="resnet",policy_namespace="vision",target="resnet"}'

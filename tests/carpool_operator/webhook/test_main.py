@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from carpool_operator.cluster.kube import ApiError
-from carpool_operator.injector.decide import Settings
+from carpool_operator.injector.decide import InjectorSettings
 from carpool_operator.webhook import main as module
 from carpool_operator.webhook import store
 from carpool_operator.webhook.certificates import LIFE, issue
@@ -39,7 +39,7 @@ def upkeep(tmp_path):
     pair, _ = issue(NAMES.dns, NOW)
     (tmp_path / "tls.crt").write_bytes(pair.certificate)
     (tmp_path / "tls.key").write_bytes(pair.key)
-    injector, cluster = Injector(Settings(image="i", version="1")), Cluster(carpool_public_key=key("ab" * 32))
+    injector, cluster = Injector(InjectorSettings(image="i", version="1")), Cluster(carpool_public_key=key("ab" * 32))
     return Upkeep(injector, ServingContext(), cluster, NAMES, folder=tmp_path), injector, cluster, tmp_path
 
 

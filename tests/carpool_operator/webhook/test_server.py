@@ -18,7 +18,7 @@ from aiohttp import web
 from carpool.policy.durations import Duration
 from carpool.policy.spec import SLO, BatchingPolicy, Latency
 from carpool_operator.api.model import Target
-from carpool_operator.injector.decide import Settings, decide
+from carpool_operator.injector.decide import InjectorSettings, decide
 from carpool_operator.injector.patch import patch
 from carpool_operator.injector.quotas import Surroundings
 from carpool_operator.webhook import server as module
@@ -27,8 +27,10 @@ from carpool_operator.webhook.server import KINDS, MAX_REVIEW, Injector
 from carpool_operator.webhook.tls import ServingContext
 
 NAME = "carpool-injector.carpool-system.svc"
-SETTINGS = Settings(image="carpool-sidecar", version="1", public_key="ab" * 32)
-SELF_TUNED = Settings(image="s", version="1", policy=BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.05)))))
+SETTINGS = InjectorSettings(image="carpool-sidecar", version="1", public_key="ab" * 32)
+SELF_TUNED = InjectorSettings(
+    image="s", version="1", policy=BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.05))))
+)
 POD = {
     "metadata": {
         "name": "resnet-0",
@@ -187,7 +189,7 @@ async def test_who_replaces_a_whole_workload_takes_no_sidecar_out_by_a_typo():
 
 @pytest.mark.parametrize("target", [None, Target("models", "Deployment", "resnet")])
 async def test_a_workload_with_a_sidecar_by_carpool_inject_rolls_no_pods(target):
-    by_command = Settings(image="s", version="1", public_key="ab" * 32) if target else SELF_TUNED
+    by_command = InjectorSettings(image="s", version="1", public_key="ab" * 32) if target else SELF_TUNED
     template = {"metadata": {}, "spec": {"containers": [{"name": "server", "ports": [{"containerPort": 9000}]}]}}
     template = patch(template, decide(template, target, by_command, asked=True), by_command, "")
     deployment = {
@@ -244,7 +246,7 @@ async def test_a_review_has_bounds(monkeypatch):
 
 
 async def test_readiness_says_what_is_missing():
-    injector = Injector(Settings(image="i", version="1"))
+    injector = Injector(InjectorSettings(image="i", version="1"))
     async with client(injector) as (post, get):
         assert (await get("/livez")) == (await get("/healthz")) == (200, "ok\n")
         assert await get("/readyz") == (503, "no certificate yet\n")

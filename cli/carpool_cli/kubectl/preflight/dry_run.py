@@ -12,7 +12,7 @@ import msgspec
 from carpool_cli.kubectl.cluster import Cluster, ForbiddenError
 from carpool_cli.manifest_checks.objects import NAME, Around, Json, Subject
 from carpool_operator.api import annotations as names
-from carpool_operator.injector.decide import Inject, Settings, decide, target_of
+from carpool_operator.injector.decide import Inject, InjectorSettings, decide, target_of
 from carpool_operator.injector.patch import patch
 from carpool_operator.injector.quotas import Surroundings, hard
 from carpool_operator.injector.reasons import Skip
@@ -27,7 +27,7 @@ OF_ONE_POD = ("nodeName", "hostname", "subdomain")
 """Fields of a running pod's spec that belong to that pod alone."""
 
 
-SETTINGS = Settings(image="carpool-sidecar", version=version("carpool-serving"), public_key="0" * 64)
+SETTINGS = InjectorSettings(image="carpool-sidecar", version=version("carpool-serving"), public_key="0" * 64)
 """For a sidecar without an injector: the chart's defaults, and a key that nobody uses."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from carpool_sidecar.http1.memory import count_while_alive, counts_itself
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.jobs.api import submission
-from carpool_sidecar.jobs.api.handling import Handling, Page, no_room, respond
+from carpool_sidecar.jobs.api.handling import Handling, JobsPage, no_room, respond
 from carpool_sidecar.jobs.api.openai import OpenAI
 from carpool_sidecar.jobs.api.shapes import shown_job
 from carpool_sidecar.jobs.records import Refused, State
@@ -89,7 +89,7 @@ class JobsApp:
         respond(exchange, 202, shown_job(job), [(b"location", f"/v1/jobs/{job.id}".encode())])
 
     async def _list(self, exchange: Exchange) -> None:
-        desk, page = self._desk, Page(exchange.query)
+        desk, page = self._desk, JobsPage(exchange.query)
         owner = desk.owner_of(exchange)
         jobs, more = await desk.writer.do(lambda: desk.store.listed(owner, page.after, page.limit))
         respond(exchange, 200, {"data": [shown_job(job) for job in jobs], "hasMore": more})

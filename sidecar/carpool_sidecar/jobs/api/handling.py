@@ -84,7 +84,7 @@ def no_room(what: str) -> Refused:
     return Refused(503, BUFFERS_FULL, f"bodies.maxBuffered has no room for {what}: try again later, or raise it")
 
 
-class Page:
+class JobsPage:
     """The requested part of a list: ``?limit=20&after=ID``."""
 
     def __init__(self, query: bytes) -> None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from carpool.policy.durations import Duration
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.jobs.api import submission
-from carpool_sidecar.jobs.api.handling import Gauge, Handling, Page, respond
+from carpool_sidecar.jobs.api.handling import Gauge, Handling, JobsPage, respond
 from carpool_sidecar.jobs.api.shapes import shown_batch, shown_file, shown_list
 from carpool_sidecar.jobs.api.upload import Upload
 from carpool_sidecar.jobs.records import UNREADABLE, Refused
@@ -71,7 +71,7 @@ class OpenAI:
         exchange.stream(sink)
 
     async def _files(self, exchange: Exchange) -> None:
-        desk, page = self._desk, Page(exchange.query)
+        desk, page = self._desk, JobsPage(exchange.query)
         owner = desk.owner_of(exchange)
         files, more = await desk.writer.do(lambda: desk.files.listed(owner, page.after, page.limit))
         respond(exchange, 200, shown_list([shown_file(file) for file in files], more))
@@ -120,7 +120,7 @@ class OpenAI:
         respond(exchange, 200, shown_batch(batch))
 
     async def _batches(self, exchange: Exchange) -> None:
-        desk, page = self._desk, Page(exchange.query)
+        desk, page = self._desk, JobsPage(exchange.query)
         owner = desk.owner_of(exchange)
         batches, more = await desk.writer.do(lambda: desk.batches.listed(owner, page.after, page.limit))
         respond(exchange, 200, shown_list([shown_batch(batch) for batch in batches], more))

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from carpool.policy.durations import Duration
 from carpool.policy.spec import SLO, BatchingPolicy, Latency
 from carpool_cli.kubectl.main import main
-from carpool_operator.injector.decide import Settings, decide
+from carpool_operator.injector.decide import InjectorSettings, decide
 from carpool_operator.injector.patch import patch
 
 FAKE = """#!{python} -SE
@@ -267,7 +267,7 @@ def test_what_one_may_not_read_is_said_and_stops_nothing(shop):
 
 
 def test_sidecars_that_tune_themselves_are_found(shop):
-    own = Settings(image="s", version="1", policy=BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.05)))))
+    own = InjectorSettings(image="s", version="1", policy=BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.05)))))
     spec = shop.state["deployments.apps"]["spec"]
     spec["template"] = patch(spec["template"], decide(spec["template"], None, own, asked=True), own, "")
 

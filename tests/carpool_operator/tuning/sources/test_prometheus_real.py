@@ -22,8 +22,8 @@ from carpool.exchange.report import decode
 from carpool_operator.api.model import Pod, Policy, Target
 from carpool_operator.api.spec import Prometheus as Settings
 from carpool_operator.api.spec import read_policy
-from carpool_operator.injector.decide import Settings as InjectorSettings
-from carpool_operator.reporting.metrics import Metrics
+from carpool_operator.injector.decide import InjectorSettings
+from carpool_operator.reporting.metrics import OperatorMetrics
 from carpool_operator.tuning.evidence import Evidence
 from carpool_operator.tuning.sources.endpoint import endpoint
 from carpool_operator.tuning.sources.prometheus import Prometheus, open_session
@@ -311,7 +311,7 @@ async def stream(http, url):
 
 
 async def test_every_panel_of_the_dashboard_shows_something(program, processes, tmp_path, http, model, engine):
-    operator, injector = Metrics(), Injector(InjectorSettings(image="", version=""))
+    operator, injector = OperatorMetrics(), Injector(InjectorSettings(image="", version=""))
     status = {
         "conditions": [{"type": "SLOMet", "status": "False", "reason": "Missed"}],
         "lastDecision": {"action": "Applied", "reason": "LessDeviceTime", "at": "2026-01-01T00:00:00Z"},
