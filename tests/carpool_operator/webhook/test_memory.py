@@ -21,11 +21,11 @@ SERVER = """
 import asyncio, sys
 from aiohttp import web
 from carpool_operator.webhook import server
-from carpool_operator.webhook.main import BUFFER, Injector, Settings
+from carpool_operator.webhook.main import BUFFER, Injector, InjectorSettings
 
 async def main():
     server.READ = 600.0  # a machine that pauses turns no review away
-    injector = Injector(Settings(image="i", version="1", public_key="0" * 64))
+    injector = Injector(InjectorSettings(image="i", version="1", public_key="0" * 64))
     runner = web.AppRunner(injector.webhook(), access_log=None, read_bufsize=BUFFER)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
