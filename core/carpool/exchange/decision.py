@@ -110,8 +110,8 @@ class Forecasted(Struct, frozen=True, rename="camel"):
 class Decision(Struct, frozen=True, rename="camel"):
     """What to change and why.
 
-    Apply ``parameters`` if ``change``. ``uncapped`` are the parameters without the limits on a step, ``capped_by`` is
-    the limit that applies (``""``: none). ``estimate`` and ``shed_slo`` go to the Batcher in any case.
+    Apply ``parameters`` if ``change``; ``waiting`` are next, but wait. ``uncapped``: without the limits on a step,
+    ``capped_by`` is the limit that applies (``""``: none). ``estimate`` and ``shed_slo`` go to the Batcher in any case.
     """
 
     parameters: Parameters
@@ -119,6 +119,7 @@ class Decision(Struct, frozen=True, rename="camel"):
     reason: Reason
     message: str
     uncapped: Parameters | None = None
+    waiting: Parameters | None = None
     capped_by: str = ""
     decided: bool = False
     """Whether ``parameters`` were chosen, even if they are the same as before: first calls end with that."""

@@ -71,7 +71,7 @@ class Scene(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The result: ``step`` is put in force; ``None``: nothing changes."""
+    """The result: ``step`` is put in force; ``None``: nothing changes, but ``waiting`` may be next."""
 
     reason: Reason
     message: str
@@ -79,11 +79,12 @@ class Move(NamedTuple):
     """The setting to approach."""
     step: Assessment | None = None
     capped_by: str = ""
-    """Why the step is not the target; ``""``: it is."""
+    """Why the step is not the target, or waits; ``""``: neither."""
     tentative: bool = False
     """Whether one replica should have it first."""
     explores: bool = False
     """Whether the step, or the setting in force, is explored."""
+    waiting: Parameters | None = None
 
 
 def is_worth(target: Assessment, current: Assessment) -> bool:
@@ -123,9 +124,8 @@ def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
     """
     target, parameters = scene.choice.target, scene.current.parameters
     if scene.explores:
-        return Move(
-            Reason.EXPLORES, "the batch latency of this setting is being measured", target, capped_by="evidence"
-        )
+        message = "the batch latency of this setting is being measured"
+        return Move(Reason.EXPLORES, message, target, capped_by="evidence")
     # 1. Restoring the SLO comes first.
     rescue = scene.loses and target.holds_now and target.parameters != parameters
     if scene.forecast_low and not alarmed and not scene.loses:
@@ -134,9 +134,8 @@ def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
     if scene.explored is not None and not rescue and not scene.requirements.recommends:
         explored = scene.forecaster.assess(scene.explored)
         if not (scene.is_early and scene.is_riskier(explored)):
-            message = "it may gain; only running it shows its latency"
-            tentative = not scene.loses
-            return Move(Reason.EXPLORES, message, target, explored, "evidence", tentative=tentative, explores=True)
+            text = "it may gain; only running it shows its latency"
+            return Move(Reason.EXPLORES, text, target, explored, "evidence", tentative=not scene.loses, explores=True)
     # 3. Then a better setting.
     if target.parameters == parameters and expelled:
         if scene.history.since_change < scene.requirements.policy.tuning.riskier.after:
@@ -160,12 +159,12 @@ def _unheld(scene: Scene, target: Assessment) -> Move:
 def _step(scene: Scene, *, alarmed: bool) -> Move:
     """Take one step towards the target, if it is time for it."""
     current, target = scene.current, scene.choice.target
-    tuning, history = scene.requirements.policy.tuning, scene.history
+    riskier, history = scene.requirements.policy.tuning.riskier, scene.history
     service = target.situation.service
     step, capped_by = target, ""
     # 1. How far?
     if scene.is_riskier(target):
-        nearer = toward(current.parameters, target.parameters, tuning.riskier.max_factor, service.largest_measured)
+        nearer = toward(current.parameters, target.parameters, riskier.max_factor, service.largest_measured)
         if nearer != target.parameters:
             step, capped_by = scene.forecaster.assess(nearer), "step"
     is_riskier = scene.is_riskier(step)
@@ -173,15 +172,14 @@ def _step(scene: Scene, *, alarmed: bool) -> Move:
     named = step.parameters.describe()
     if is_riskier and scene.is_early:
         message = (
-            f"{named} is next; riskier steps wait for {format_seconds(tuning.riskier.after)} and "
-            f"{tuning.riskier.min_requests} requests (now {format_seconds(history.since_change)} and "
-            f"{history.requests})"
+            f"{named} is next; riskier steps wait for {format_seconds(riskier.after)} and {riskier.min_requests} "
+            f"requests (now {format_seconds(history.since_change)} and {history.requests})"
         )
-        return Move(Reason.WITHIN_STABILIZATION_WINDOW, message, target, capped_by="step")
+        return Move(Reason.WITHIN_STABILIZATION_WINDOW, message, target, capped_by="step", waiting=step.parameters)
     # 3. Not again?
     if step.parameters in scene.left and target.holds_now and not (alarmed or scene.ended):
         message = f"{named} was in force at this load, and was left"
-        return Move(Reason.WOULD_FLIP, message, target, capped_by="evidence")
+        return Move(Reason.WOULD_FLIP, message, target, capped_by="evidence", waiting=step.parameters)
     reason, message = messages.why(scene.aim, scene.choice, current, step if capped_by else target)
     if alarmed and reason is not Reason.RESTORES_SLO:
         reason, message = Reason.MISSES_CONFIRMED, f"more requests were late than forecast; {message}"

@@ -207,7 +207,8 @@ class Tuner:
         chosen = move(scene, alarmed=alarmed, expelled=expelled)
         if chosen.step is None:
             kept = self._keep(chosen.reason, chosen.message, chosen.target, chosen.capped_by)
-            return replace(kept, decided=not chosen.capped_by and not requirements.recommends)
+            decided = not chosen.capped_by and not requirements.recommends
+            return replace(kept, decided=decided, waiting=chosen.waiting)
         if chosen.explores and (service := self.belief.service) is not None:
             exploration.begin(chosen.step.parameters, self.parameters, service, self._history.now)
         return self._change(chosen, chosen.step)

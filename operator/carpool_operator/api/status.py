@@ -135,11 +135,11 @@ class Recommendation(Said, frozen=True):
     model: str
     """Name of the model, or `*` for every one."""
     parameters: Parameters
-    """The next step."""
+    """The next step: the parameters that are, or would be, applied next."""
     uncapped: Parameters | None = None
-    """The final recommendation, without the limit on each step."""
+    """Where the steps lead: the final recommendation, without the limit on each step."""
     capped_by: str = ""
-    """What limits the step."""
+    """What limits the next step, or makes it wait: `canary`, `mode`, `step` or `evidence`."""
     predicted: Figures | None = None
     """Forecast for the next step."""
 

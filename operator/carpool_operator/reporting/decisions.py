@@ -47,9 +47,6 @@ BUSIER = 2.0
 DONE = frozenset({"Applied", "Promoted", "RolledBack", "FellBack"})
 """Actions in the history."""
 
-ON_THE_WAY = frozenset({Reason.WITHIN_STABILIZATION_WINDOW, Reason.WOULD_FLIP})
-"""Reasons why a tuner stays at parameters that it wants to leave."""
-
 
 def timestamp(wall: float) -> str:
     """Write seconds since the epoch as RFC 3339, UTC, whole seconds."""
@@ -221,8 +218,8 @@ def _recommendation(main: _Main) -> Recommendation | None:
         parameters, capped_by = trial.parameters, "canary"
     elif decision.reason is Reason.RECOMMEND_ONLY:
         parameters, capped_by = decision.parameters, decision.capped_by or "mode"
-    elif decision.reason in ON_THE_WAY and decision.uncapped is not None:
-        parameters, capped_by = decision.uncapped, decision.capped_by or "evidence"
+    elif decision.waiting is not None:
+        parameters, capped_by = decision.waiting, decision.capped_by
     else:
         return None
     if parameters == learned.in_force:

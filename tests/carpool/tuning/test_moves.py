@@ -176,6 +176,7 @@ def test_a_riskier_step_waits_and_says_for_what():
     found = moved(scene(600.0, parameters(64, 0.012), since=2.0, requests=100, service=DOUBTFUL))
     assert (found.reason, found.step) == (Reason.WITHIN_STABILIZATION_WINDOW, None)
     assert "riskier steps wait for 10s and 300 requests (now 2s and 100)" in found.message
+    assert found.message.startswith(f"{found.waiting.describe()} is next")
     later = moved(scene(600.0, parameters(64, 0.012), service=DOUBTFUL))
     assert later.reason is Reason.SAVES_DEVICE_TIME
     assert later.step is not None
@@ -192,7 +193,7 @@ def test_a_setting_that_was_left_is_not_returned_to_unless_misses_or_an_explorat
     target = scene(600.0, parameters(8)).choice.target.parameters
     found = moved(scene(600.0, parameters(8), left=[target]))
     assert (found.reason, found.step) == (Reason.WOULD_FLIP, None)
-    assert "was in force at this load, and was left" in found.message
+    assert found.message == f"{found.waiting.describe()} was in force at this load, and was left"
     assert moved(scene(600.0, parameters(8), left=[target], ended=True)).step is not None
     alarmed = moved(scene(600.0, parameters(8), left=[target]), alarmed=True)
     assert alarmed.reason is Reason.MISSES_CONFIRMED

@@ -172,7 +172,8 @@ def test_riskier_steps_wait_for_time_and_requests():
         if decision.reason is Reason.WITHIN_STABILIZATION_WINDOW:
             assert not decision.change
             assert decision.uncapped is not None
-            assert "riskier steps wait" in decision.message
+            assert decision.waiting is not None
+            assert decision.message.startswith(f"{decision.waiting.describe()} is next; riskier steps wait")
 
 
 def test_growth_is_bounded_by_what_was_measured():

@@ -122,6 +122,35 @@ def test_where_no_number_of_replicas_meets_the_slo_the_last_figures_go_and_the_r
     assert "noCapacity" not in world.status
 
 
+def decided(reporter, seconds, decision):
+    """Report what was decided for the only model of a target, with the baseline in force."""
+    learned = SimpleNamespace(rate=10.0, observed=lambda: None, decision=decision, in_force=Parameters())
+    steering = SimpleNamespace(
+        target=Target("shop", "Deployment", "resnet"),
+        models={"": learned},
+        trials=SimpleNamespace(current=None),
+        trust=SimpleNamespace(blind=None),
+    )
+    view = SimpleNamespace(now=float(seconds), wall=EPOCH + seconds, policy=SimpleNamespace(paused=False))
+    reporter.record(view, [steering], [])
+
+
+def test_the_recommendation_is_the_next_step_while_that_waits_and_says_where_steps_lead():
+    step, target = Parameters(max_batch=16), Parameters(max_batch=64)
+    waits = Decision(
+        Parameters(), False, Reason.WITHIN_STABILIZATION_WINDOW, f"{step.describe()} is next", target, step, "step"
+    )
+    reporter = Reporter(Status())
+    for seconds in (0, 30, 60):
+        decided(reporter, seconds, waits)
+    found = reporter._recommendation
+    assert (found.parameters, found.uncapped, found.capped_by) == (step, target, "step")
+    # With Recommend the same step is recommended once it waits no longer: nothing else to write.
+    for seconds in (70, 100, 130):
+        decided(reporter, seconds, replace(waits, parameters=step, reason=Reason.RECOMMEND_ONLY, waiting=None))
+    assert reporter._recommendation is found
+
+
 def test_what_is_over_is_replaced_although_no_other_reason_lasts():
     """Otherwise "cannot be read" stays in the status for as long as two reasons to keep the parameters alternate."""
     fell_back = LastDecision(
@@ -129,20 +158,10 @@ def test_what_is_over_is_replaced_although_no_other_reason_lasts():
         target="Deployment/resnet", at=timestamp(EPOCH),
     )  # fmt: skip
     reporter = Reporter(Status(last_decision=fell_back))
-    learned = SimpleNamespace(rate=10.0, observed=lambda: None, decision=None)
-    steering = SimpleNamespace(
-        target=Target("shop", "Deployment", "resnet"),
-        models={"": learned},
-        trials=SimpleNamespace(current=None),
-        trust=SimpleNamespace(blind=None),
-    )
 
     def reported(seconds):
-        learned.decision = Decision(
-            Parameters(), False, Reason.CONVERGED if seconds % 40 < 20 else Reason.TOO_FEW_SAMPLES, ""
-        )
-        view = SimpleNamespace(now=float(seconds), wall=EPOCH + seconds, policy=SimpleNamespace(paused=False))
-        reporter.record(view, [steering], [])
+        reason = Reason.CONVERGED if seconds % 40 < 20 else Reason.TOO_FEW_SAMPLES
+        decided(reporter, seconds, Decision(Parameters(), False, reason, ""))
         return reporter._last
 
     told = [reported(seconds) for seconds in range(0, 600, 10)]
