@@ -63,7 +63,10 @@ def load(path: Path, executors: int | None = None) -> DeviceProfile:
         raise BadFile(f"{path}: {error.strerror}") from None
     except UNREADABLE as error:
         if is_engine(path):
-            raise BadFile(f"{path}: that is an engine's profile; `carpool simulate --generative` takes it") from None
+            raise BadFile(
+                f"{path}: that is an engine's profile, for token streams; "
+                "`carpool recommend --generative` and `carpool simulate --generative` take it"
+            ) from None
         raise BadFile(
             f"{path}: {error}. A profile has name, source, executors, rows, seconds, cv; `carpool profile` writes one"
         ) from None

@@ -105,10 +105,16 @@ def arrivals(
 def read_profile(path: Path) -> EngineProfile:
     """Read an engine profile.
 
-    Raises ``BadFile`` naming the file and the field.
+    Raises ``BadFile`` naming the file and the field, or the kind of profile that it is.
     """
     try:
-        return from_plain(msgspec.json.decode(path.read_bytes()), EngineProfile, what="profile")
+        plain = msgspec.json.decode(path.read_bytes())
+        if isinstance(plain, dict) and "rows" in plain:
+            raise BadFile(
+                f"{path}: that is a device's profile, with the latency of batches, as commands take it without "
+                "--generative; for an engine's, with the time of a step, see benchmarks/generation/profiles"
+            )
+        return from_plain(plain, EngineProfile, what="profile")
     except OSError as error:
         raise BadFile(f"{path}: {error.strerror}") from None
     except (*UNREADABLE, PolicyError) as error:

@@ -64,5 +64,6 @@ def test_what_is_not_json_or_not_there_says_so(tmp_path):
 
 def test_the_profile_of_an_engine_is_named_as_that(tmp_path):
     (tmp_path / "p.json").write_text('{"name": "8b", "source": "", "kvTokens": 1000, "step": {}}')
-    with pytest.raises(click.ClickException, match="engine's profile; `carpool simulate --generative` takes it"):
+    takes = "`carpool recommend --generative` and `carpool simulate --generative` take it"
+    with pytest.raises(click.ClickException, match=f"that is an engine's profile, for token streams; {takes}$"):
         load(tmp_path / "p.json")

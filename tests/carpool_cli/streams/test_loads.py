@@ -1,4 +1,5 @@
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import click
@@ -89,6 +90,12 @@ def test_a_profile_that_is_wrong_is_refused_by_its_field(tmp_path):
     path = tmp_path / "profile.json"
     path.write_text('{"name": "x", "source": "y", "kvTokens": 0, "step": {"form": "linear"}}')
     with pytest.raises(BadFile, match="kvTokens"):
+        loads.read_profile(path)
+
+
+def test_the_profile_of_a_device_is_named_as_that():
+    path = Path(__file__).parents[3] / "benchmarks" / "profiles" / "bert-large-128-a100.json"
+    with pytest.raises(BadFile, match="that is a device's profile, with the latency of batches"):
         loads.read_profile(path)
 
 
