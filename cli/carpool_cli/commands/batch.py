@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -11,6 +12,7 @@ import click
 
 from carpool.policy.durations import format_seconds
 from carpool_cli import options
+from carpool_cli.answers import BadFile
 from carpool_cli.batch import shards as sharding
 from carpool_cli.batch.journal import Journal
 from carpool_cli.live.figures import number
@@ -142,7 +144,7 @@ def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
     With --shards, each shard writes its own output (answers-00002-of-00008.jsonl), and --join makes one of them.
 
     Exits 0 when every row was answered, 3 when bad rows were skipped, 1 when it could not continue, 2 for wrong
-    options.
+    options or a file that can't be read.
     """
     from carpool_cli.batch import formats  # noqa: PLC0415 - numpy is not for --help
 
@@ -158,8 +160,9 @@ def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
     if part is not None:
         asked = asked._replace(output=part.output(asked.output))
     profile = None if asked.profile_path is None else device_profile.load(asked.profile_path)
+    version = _version(asked.source_path)
     protocol = _protocol(asked)
-    with Journal(asked.output, _identity(asked, protocol, part)) as journal:
+    with Journal(asked.output, _identity(asked, version, protocol, part)) as journal:
         if journal.progress.complete:
             # The last run was killed between its last answer and its last rename.
             journal.complete(formats.Npz.assemble if asked.is_npz else None)
@@ -202,11 +205,10 @@ def _protocol(asked: Asked) -> Spoken:
     return protocol
 
 
-def _identity(asked: Asked, protocol: Spoken, part: sharding.Shard | None) -> str:
-    """Return what distinguishes this job from others: only the same one can be resumed."""
+def _identity(asked: Asked, version: str, protocol: Spoken, part: sharding.Shard | None) -> str:
+    """Return what distinguishes this job from others: only the same one can be resumed. ``version``: the input's."""
     model = _version(asked.onnx) if asked.onnx is not None and asked.onnx.exists() else None
-    files = _version(asked.source_path), model
-    return " ".join(map(str, [*files, asked.upstream, asked.model, protocol, *(part or ())]))
+    return " ".join(map(str, [version, model, asked.upstream, asked.model, protocol, *(part or ())]))
 
 
 def _run(
@@ -278,11 +280,15 @@ def _sizes(asked: Asked, profile: DeviceProfile | None, *, sends: bool) -> SizeS
 
 
 def _version(path: Path) -> str:
-    """Return what distinguishes a file from others, and from what it was before."""
+    """Return what distinguishes a file from others, and from what it was before.
+
+    Raises ``BadFile`` if it can't be read.
+    """
     try:
-        stat = path.stat()
+        with path.open("rb") as stream:
+            stat = os.fstat(stream.fileno())
     except OSError as error:
-        raise click.ClickException(f"{path}: {error.strerror}") from None
+        raise BadFile(f"{path}: {error.strerror}") from None
     return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
 
 

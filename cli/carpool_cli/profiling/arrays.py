@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 import numpy as np
 
+from carpool_cli.answers import BadFile
 from carpool_cli.load.tensors import Malformed, Tensor
 
 if TYPE_CHECKING:
@@ -55,16 +56,16 @@ def random_rows(specs: Sequence[InputSpec], rows: int, seed: int) -> Arrays:
 def load_npz(path: Path) -> Arrays:
     """Read inputs by name from an npz file.
 
-    Raises ``click.ClickException`` if it is not one, or the arrays differ in rows.
+    Raises ``BadFile`` if it is not one, or the arrays differ in rows.
     """
     try:
         with np.load(path, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
     except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-        raise click.ClickException(f"{path} is no npz file of plain arrays: {error}") from None
+        raise BadFile(f"{path} is no npz file of plain arrays: {error}") from None
     rows = {array.shape[0] if array.ndim else 0 for array in arrays.values()}
     if len(rows) != 1 or 0 in rows:
-        raise click.ClickException(f"{path}: every array needs the same number of rows in dim 0, at least one")
+        raise BadFile(f"{path}: every array needs the same number of rows in dim 0, at least one")
     return arrays
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from carpool.policy.plain import PolicyError
-from carpool_cli.answers import NO_ANSWER, UNREADABLE
+from carpool_cli.answers import NO_ANSWER, UNREADABLE, BadFile
 from carpool_cli.load import servers, tensors
 from carpool_cli.load.servers import InputSpec, Request
 from carpool_cli.load.tensors import Malformed
@@ -79,7 +79,7 @@ class OnnxTarget:
 
     ``dims``: sizes of dimensions that the model leaves open, by name.
 
-    Raises ``click.ClickException`` for a file that does not load or whose batch axis is fixed, and for an unknown
+    Raises ``BadFile`` for a file that does not load, and ``click.ClickException`` for a fixed batch axis or an unknown
     dimension.
     """
 
@@ -90,7 +90,7 @@ class OnnxTarget:
         try:
             self._session = sessions.Model(path, threads=threads)
         except PolicyError as error:
-            raise click.ClickException(str(error).removeprefix(f"{error.field}: ")) from None
+            raise BadFile(str(error).removeprefix(f"{error.field}: ")) from None
         if self._session.fallback:
             click.echo(f"computed on the CPU: {self._session.fallback}", err=True)
         self.name = path.name
