@@ -313,7 +313,7 @@ upstream_header = partial(header, help="Header field to add, 'name: value', with
 slo = shared("--slo-p99", "slo", type=SOME_TIME, help="p99 to meet, e.g. 50ms.")
 max_batch = shared("--max-batch", type=click.IntRange(1, 65536))
 max_wait = shared("--max-wait", type=DURATION)
-max_in_flight = shared("--max-in-flight", type=click.IntRange(1, 1024))
+max_in_flight = shared("--max-in-flight", type=click.IntRange(1, 65536))
 objective = together(
     click.option(
         "--objective",

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import click
+import msgspec
 import pytest
 
+from carpool.policy.parameters import Parameters
+from carpool_cli import options
 from carpool_cli.options import (
     ADDRESS,
     DIMS,
@@ -93,3 +96,13 @@ def test_a_number_is_finite_and_within_its_bounds(text):
     assert FiniteRange(0).convert("1e3", None, None) == 1000.0
     with pytest.raises(click.BadParameter):
         FiniteRange(0).convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("option", "field"), [(options.max_batch, "max_batch"), (options.max_in_flight, "max_in_flight")]
+)
+def test_an_option_takes_what_the_field_of_a_configuration_takes(option, field):
+    command = click.command()(option()(lambda **_: None))
+    fields = {each.name: each.type for each in msgspec.inspect.type_info(Parameters).fields}
+    taken = command.params[0].type
+    assert (taken.min, taken.max) == (fields[field].ge, fields[field].le)
