@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from carpool_cli.profiling.arrays import Arrays
     from carpool_cli.profiling.memory import MemoryFit
-    from carpool_cli.profiling.targets import Target
+    from carpool_cli.profiling.targets import Target, TargetError
     from carpool_sidecar.http1.messages import Headers
 
 VERIFIED_ROWS = 8
@@ -137,6 +137,7 @@ def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
     _check(asked)
     given = None if asked.inputs_path is None else arrays.load_npz(asked.inputs_path)
     target, meter = _opened(asked, given)
+    click.get_current_context().call_on_close(target.close)
     sample = (
         arrays.random_rows(target.inputs, max(VERIFIED_ROWS, 16), asked.seed)
         if given is None
@@ -158,7 +159,6 @@ def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
         ) from None
     fitted = memory.fit(used, meter.limit) if meter is not None else None
     profile = _profile(asked, target.name, timings, rates, fitted)
-    target.close()
     # 4. The results
     _show(profile, timings, rates, stopped)
     if missing:
@@ -250,13 +250,19 @@ def _verified(target: Target, rows: Arrays, tolerance: float) -> bool:
     try:
         verdict = verifying.compare(lambda batch: target.prepare(batch)(), rows, tolerance)
     except TargetError as error:
-        raise click.ClickException(f"{target.name}: {error}") from None
+        raise _unanswered(target, error) from None
     if verdict.why:
         click.echo(f"NOT SAFE to batch: {verdict.why}")
     else:
         same = "exactly" if not verdict.worst else f"within {verdict.worst:.2g} of the largest value, with equal argmax"
         click.echo(f"safe to batch: {verdict.rows} rows answered alone and merged agree {same}")
     return not verdict.why
+
+
+def _unanswered(target: Target, error: TargetError) -> click.ClickException:
+    """Return the error for a batch without an answer: it names the model once."""
+    is_named = error.final or error.no_answer
+    return click.ClickException(str(error) if is_named else f"{target.name}: {error}")
 
 
 def _cold_runs(
@@ -276,7 +282,7 @@ def _cold_runs(
             run()
         except TargetError as error:
             if rows == 1:
-                raise click.ClickException(f"{target.name}: {error}") from None
+                raise _unanswered(target, error) from None
             return runs, cold, used, f"a batch of {rows} failed: {error}"
         cold[rows] = time.perf_counter() - before
         runs[rows] = run

@@ -35,7 +35,8 @@ class TargetError(Exception):
     """A batch without an answer. ``input_fault``: the model rejected this input, so other rows may succeed.
 
     ``record``: what is stored if the batch is given up; ``retry_after`` in seconds, from the server. ``no_answer``: it
-    gave none, which the input may have caused, too. ``final``: every other request would get the same answer.
+    gave none, which the input may have caused, too. ``final``: every other request would get the same answer. These two
+    name the server.
     """
 
     def __init__(

@@ -159,6 +159,20 @@ def test_rows_that_depend_on_others_in_the_batch_are_detected(mixing, carpool):
     assert "NOT SAFE to batch" in result.output
 
 
+@pytest.mark.parametrize("verify", [[], ["--verify"]])
+def test_an_unknown_model_is_named_once(echo, carpool, verify):
+    result = carpool("profile", "--upstream", echo, "--protocol", "v1", "--model", "other", *QUICK, *verify)
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: status 404 of other at {echo}, which does not have this model")
+    assert result.output.count(echo) == 1
+
+
+def test_a_server_that_does_not_answer_is_named_once(carpool):
+    result = carpool("profile", "--upstream", "127.0.0.1:1", "--protocol", "v1", *QUICK)
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: no answer from http://127.0.0.1:1: ")
+
+
 def test_lost_rows_are_found_out(nasty, carpool):
     with nasty("--wrong-rows") as url:
         result = carpool("profile", "--upstream", url, *QUICK, "--max-batch", 2, "--verify")
