@@ -19,6 +19,7 @@ from carpool_sidecar.config.descriptors import raise_limit
 from carpool_sidecar.config.hints import not_utf8
 from carpool_sidecar.config.settings import SidecarConfig, is_address, parse, parse_injected
 from carpool_sidecar.jobs.desk import credential
+from carpool_sidecar.jobs.storage.database import unusable
 from carpool_sidecar.llm import process
 from carpool_sidecar.logs import set_up
 from carpool_sidecar.sidecar import Sidecar, onnx_backend
@@ -185,6 +186,8 @@ def check(config: SidecarConfig, *, listen: str | None = None, admin: str | None
         process.check(config.llm)
     if config.jobs is not None:
         credential(config.jobs)
+        if why := unusable(config.jobs.path):
+            raise PolicyError("jobs.path", why)
 
 
 def _key(config: SidecarConfig) -> str | None:

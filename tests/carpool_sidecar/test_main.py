@@ -177,6 +177,39 @@ def test_a_missing_model_file_is_named_with_its_field(config_file, tmp_path, cap
     assert f"onnx.path: there is no file {model}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("options", "code"), [(["--check"], WRONG_CONFIG), ([], CANNOT_START)])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("text/jobs.db", "text: Not a directory: name a file in a directory that can be written"),
+        ("text/new/jobs.db", "text: Not a directory: name a file in a directory that can be written"),
+        ("", "Is a directory: name a file in it"),
+        ("text", "file is not a database: name another file, or mend or remove this one"),
+    ],
+)
+def test_a_jobs_file_that_a_start_could_not_use_is_refused_by_the_check_in_the_same_words(
+    world_config, config_file, tmp_path, capsys, name, why, options, code
+):
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    (folder / "text").write_text("no database, but text")
+    path = config_file(json.dumps(json.loads(world_config) | {"jobs": {"path": str(folder / name)}}))
+    assert main(["--config", str(path), *options]) == code
+    says = capsys.readouterr().err
+    assert f"jobs.path: {folder / name}: " in says
+    assert says.endswith(f"{why}\n")
+    assert [each.name for each in folder.iterdir()] == ["text"]
+
+
+def test_a_jobs_file_in_a_folder_that_a_start_would_create_is_no_error_and_the_check_creates_nothing(
+    world_config, config_file, tmp_path
+):
+    jobs = tmp_path / "new" / "folder" / "jobs.db"
+    path = config_file(json.dumps(json.loads(world_config) | {"jobs": {"path": str(jobs)}}))
+    assert main(["--config", str(path), "--check"]) == OK
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("check", [["--check"], []])
 @pytest.mark.parametrize(
     ("text", "why"),

@@ -5,6 +5,7 @@ Every acknowledgement is sent after its transaction has reached the disk (WAL, `
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -15,6 +16,13 @@ VERSION = 1
 """Of the tables."""
 
 _APPLICATION = 0x43504A31
+
+_BEGIN = b"SQLite format 3\0"
+"""How every file of SQLite begins."""
+
+_WRITABLE = "name a file in a directory that can be written"
+_ANOTHER = "name another file, or mend or remove this one"
+"""What to do."""
 
 SHIFT = 32
 """A row of a batch or file is at ``its number << SHIFT | number of the row``: in order, and found by one key."""
@@ -75,17 +83,42 @@ class UnusableError(OSError):
     """The file can't be used; the message says why and what to do."""
 
 
+def unusable(path: str) -> str:
+    """Return why the file can't be opened or created, and what to do; "": nothing is wrong, as far as a look shows.
+
+    Nothing is created, and a file in use is no problem: a sidecar with the same configuration may run. Missing folders
+    are none either: a start creates them.
+    """
+    file, begin = Path(path), b""
+    try:
+        if not file.exists():
+            folder = next(each for each in file.absolute().parents if each.exists())
+            if not folder.is_dir():
+                return f"{path}: {folder}: {os.strerror(errno.ENOTDIR)}: {_WRITABLE}"
+            return "" if os.access(folder, os.W_OK | os.X_OK) else f"{path}: {os.strerror(errno.EACCES)}: {_WRITABLE}"
+        if file.is_dir():
+            return f"{path}: {os.strerror(errno.EISDIR)}: name a file in it"
+        if file.is_file():
+            with file.open("r+b") as stream:
+                begin = stream.read(len(_BEGIN))
+    except OSError as error:
+        return f"{path}: {error.strerror}: {_ANOTHER}"
+    return f"{path}: file is not a database: {_ANOTHER}" if begin not in {b"", _BEGIN} else ""
+
+
 class Database:
     """The open file. ``key`` is its secret, for hashes that others can't make."""
 
     def __init__(self, path: str) -> None:
         """Open or create the file; raises ``UnusableError``."""
+        if why := unusable(path):
+            raise UnusableError(f"jobs.path: {why}")
         self._lock = _locked(path)
         try:
             self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._prepare()
         except sqlite3.Error as error:
-            raise UnusableError(f"jobs.path: {path}: {error}: name another file, or mend or remove this one") from None
+            raise UnusableError(f"jobs.path: {path}: {error}: {_ANOTHER}") from None
         self.key: bytes = self.connection.execute("SELECT key FROM secret").fetchone()[0]
 
     def close(self) -> None:
@@ -122,9 +155,7 @@ def _locked(path: str) -> int:
         # Of the file itself, even if it was opened by a link.
         lock = os.open(f"{os.path.realpath(path)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise UnusableError(
-            f"jobs.path: {path}: {error.strerror}: name a file in a directory that can be written"
-        ) from None
+        raise UnusableError(f"jobs.path: {path}: {error.strerror}: {_WRITABLE}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
