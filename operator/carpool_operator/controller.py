@@ -76,10 +76,7 @@ class Controller:
                 steering = self._steerings.get(target)
                 if steering is not None:
                     steering.models.recall(said.models)
-                    self._recall_streams(steering)
-                    for each in self._before.capacity:
-                        if each.target == target.local:
-                            steering.measurements.load.recall(each)
+                    self._recall_measured(steering)
         spec = policy.spec
         if spec is None:
             return self._unread(view)
@@ -110,15 +107,19 @@ class Controller:
     def _begun(self, target: Target) -> Steering:
         """Start steering a target whose ConfigMap is unknown; engines without sidecars have none."""
         steering = Steering(target)
-        self._recall_streams(steering)
+        self._recall_measured(steering)
         return steering
 
-    def _recall_streams(self, steering: Steering) -> None:
-        """Restore a target's token streams from a status."""
-        for said in () if self._before is None else self._before.token_streams:
-            if said.target == steering.target.local:
-                steering.measurements.streams.recall(said)
-                steering.measurements.engines.recall(said.recommended)
+    def _recall_measured(self, steering: Steering) -> None:
+        """Restore a target's token streams and load from a status."""
+        before, local = self._before or Status(), steering.target.local
+        for streams in before.token_streams:
+            if streams.target == local:
+                steering.measurements.streams.recall(streams)
+                steering.measurements.engines.recall(streams.recommended)
+        for load in before.capacity:
+            if load.target == local:
+                steering.measurements.load.recall(load)
 
     def _unread(self, view: View) -> Outcome:
         """Report why a spec cannot be read; the running parameters and the previous status stay."""

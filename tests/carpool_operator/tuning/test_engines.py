@@ -99,6 +99,15 @@ def test_another_operator_goes_on_with_what_was_recommended(fleet):
     assert world.status["tokenStreams"][0]["recommended"] == before
 
 
+def test_another_operator_goes_on_with_the_load(fleet):
+    watched = Watched(fleet)
+    world = watched.pass_by(16)
+    before = world.status["capacity"]
+    world.restart_operator()
+    watched.pass_by(1)
+    assert world.status["capacity"] == before, "one scrape is no evidence that fewer replicas are enough"
+
+
 def test_engines_that_prometheus_does_not_scrape_are_named(fleet):
     watched = Watched(fleet)
     watched.pass_by(2)
