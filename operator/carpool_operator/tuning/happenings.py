@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool_operator.tuning.learning import predicted
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from carpool.exchange.decision import Decision
     from carpool.policy.parameters import Parameters
     from carpool_operator.api.status import Figures
@@ -46,6 +48,10 @@ class Happenings:
     def begin(self) -> None:
         """Begin a pass, with nothing noted."""
         self._noted = []
+
+    def forget(self, models: Container[str]) -> None:
+        """Forget what was recommended for other models than these: if one returns, that is an event again."""
+        self._recommended = {name: each for name, each in self._recommended.items() if name in models}
 
     def note(
         self,

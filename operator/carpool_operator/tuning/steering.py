@@ -83,6 +83,7 @@ class Steering:
             message = "the policy's bounds or SLO moved it"
             self._happenings.note("Applied", name, "PolicyChanged", message, self.models[name])
         self.trials.forget()
+        self._happenings.forget(self.models)
         change = self.publisher.change
         if change is not None and (change.policy != part or policy.tuning.mode is not TuningMode.APPLY):
             self.trials.call_back()

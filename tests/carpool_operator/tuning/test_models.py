@@ -84,6 +84,21 @@ def test_a_trial_of_a_model_that_was_forgotten_is_called_back_and_tuning_goes_on
     assert steering.trials.current is None or steering.trials.current.since > again
 
 
+def test_what_was_recommended_for_a_model_that_was_forgotten_is_recommended_again():
+    world = World(spec(tuning=Tuning(mode=TuningMode.RECOMMEND)), pods=1)
+    world.run(300, 30)
+    world.spoil(lambda report: replace(report, stats=replace(report.stats, models={}), lanes={}))
+    for _ in range(5):
+        world.step(world.now + 200.0)
+    assert not world.controller._steerings[RESNET].models
+    world.spoil(lambda report: report)
+    world.run(300, 30)
+    before, again = (event.message for _, event in world.events if event.reason == "RecommendOnly")
+    said = "to batch 12, wait 25ms, 1 in flight: device time falls"
+    assert said in before
+    assert said in again, "the API server has deleted the first event by then"
+
+
 def test_what_was_found_outlasts_a_night_without_pods():
     world = World(pods=1)
     world.run(300, 60)
