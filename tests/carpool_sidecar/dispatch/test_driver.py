@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import gzip
 import json
 
@@ -11,13 +10,7 @@ import pytest
 
 from carpool.batching.requests import Estimate
 from carpool_sidecar.backends.base import Document
-from carpool_sidecar.config.settings import parse
-from carpool_sidecar.dispatch.flights import Flight
-from carpool_sidecar.dispatch.waiters import Waiter
 from carpool_sidecar.http1.client.calls import UpstreamError
-from carpool_sidecar.http1.messages import find
-from carpool_sidecar.models import MAX_ENTRIES, OTHER
-from carpool_sidecar.protocols.headers import WINDOW
 
 JSON = (b"Content-Type", b"application/json")
 LENGTH = b"Inference-Header-Content-Length"
@@ -526,131 +519,6 @@ async def test_answers_that_blame_the_caller_are_counted_apart(world, status, re
     assert sidecar.batcher.model("m").counters.misses == {reason: 1}
 
 
-async def test_callers_who_differ_in_a_header_across_which_is_batched_share_a_call(world):
-    sidecar, client = await world.start(policy={"batchAcross": ["authorization"]})
-    tokens = [[(b"Authorization", b"Bearer %d" % n)] for n in range(3)]
-    first = await world.occupy(client)
-    rest = await world.queue(sidecar, *[lambda n=n: client.predict(b"%d" % n, tokens[n]) for n in range(3)])
-    world.model.release()
-    assert (await first).status == 200
-    assert [(await one).json for one in rest] == [{"predictions": [n]} for n in range(3)]
-    call = world.model.received[-1]
-    assert call.rows == [0, 1, 2]
-    assert [value for name, value in call.headers if name == b"authorization"] == [b"Bearer 0"]
-
-
-async def test_credentials_that_are_refused_cost_their_caller_alone(world):
-    sidecar, client = await world.start(policy={"batchAcross": ["authorization"]})
-
-    def guarded(exchange):
-        bad = [(name.lower(), value) for name, value in exchange.headers].count((b"authorization", b"Bearer 0"))
-        if bad:
-            exchange.respond(401, [], b'{"error":"no"}')
-        else:
-            echo(exchange)
-
-    echo, world.model.behave = world.model.behave, guarded
-    tokens = [[(b"Authorization", b"Bearer %d" % n)] for n in range(3)]
-    first = await world.occupy(client)
-    rest = await world.queue(sidecar, *[lambda n=n: client.predict(b"%d" % n, tokens[n]) for n in range(3)])
-    world.model.release()
-    assert (await first).status == 200
-    assert [(await one).status for one in rest] == [401, 200, 200]
-
-
-async def test_headers_are_read_anew_once_the_policy_says_otherwise(world):
-    """Also on a connection that has sent the same head before."""
-    sidecar, client = await world.start()
-    tokens = [[(b"Authorization", b"Bearer %d" % n)] for n in range(2)]
-    for _ in range(2):
-        for line in tokens:
-            assert (await client.predict(b"7", line)).status == 200
-    across = json.loads(world.config(policy={"batchAcross": ["authorization"]}))
-    sidecar.versions.use(parse(json.dumps(across)))
-    first = await world.occupy(client)
-    rest = await world.queue(sidecar, *[lambda line=line: client.predict(b"7", line) for line in tokens])
-    world.model.release()
-    for one in (first, *rest):
-        assert (await one).status == 200
-    assert world.model.received[-1].rows == [7, 7]
-
-
-async def test_who_waits_under_former_rules_shares_no_credentials_with_who_comes_under_new_ones(world):
-    sidecar, client = await world.start(policy={"batchAcross": ["authorization"]})
-    first = await world.occupy(client)
-    alice = await world.queue(sidecar, lambda: client.predict(b"1", [(b"Authorization", b"Bearer alice")]))
-    sidecar.versions.use(parse(world.config()))
-    nobody = await world.queue(sidecar, lambda: client.predict(b"2"))
-    world.model.release()
-    assert [(await one).status for one in (first, *alice, *nobody)] == [200] * 3
-    assert [call.rows for call in world.model.received[-2:]] == [[1], [2]]
-    assert find(world.model.received[-1].headers, b"authorization") is None
-
-
-async def test_names_that_callers_make_up_leave_nothing_behind(world):
-    sidecar, client = await world.start()
-    world.model.behave = lambda exchange: exchange.respond(404, [], b'{"error":"no such model"}')
-    for number in range(300):
-        assert (await client.predict(b"1", model=f"made-up-{number}")).status == 404
-    assert [entry.model for entry in sidecar.models] == ["m"]
-    assert [lane.name for lane in sidecar.batcher.models()] == ["m"]
-    assert sidecar.driver.counts.answers == {(OTHER, "v1", 404): 300}
-    assert not sidecar.driver.counts.batch_sizes
-    assert not sidecar.driver.counts.duration_seconds
-
-
-async def test_names_that_callers_make_up_are_bounded_however_many_wait_at_once(world):
-    sidecar, client = await world.start()
-    world.model.behave = lambda exchange: exchange.respond(400, [], b'{"error":"no such model"}')
-    for turn in range(2):
-        world.model.holding = True
-        asked = [client.predict(b"1", model=f"{turn}-{number}") for number in range(MAX_ENTRIES + 50)]
-        # Each model has a slot of its own; those that the table has no room for share one.
-        await world.until(lambda: len(world.model.held) > MAX_ENTRIES // 2)
-        world.model.release()
-        assert {(await one).status for one in asked} == {400}
-    assert len([*sidecar.batcher.models()]) <= MAX_ENTRIES + 1
-
-
-async def test_what_was_answered_is_freed_without_the_garbage_collector(world):
-    sidecar, client = await world.start(policy={"admission": {"timeout": "30s"}})
-    gc.collect()
-    gc.disable()
-    try:
-        first, rest = await world.queue_behind(sidecar, client, [b"1", b"2", b"3"])
-        rest[1].leave()
-        await world.queued(sidecar, 2)
-        expired = client.predict(b"4", [(b"x-request-timeout-ms", b"5")])
-        assert (await expired).status == 504
-        world.model.release()
-        for one in (first, rest[0], rest[2]):
-            assert (await one).status == 200
-        assert (await client.predict(b"[")).body == b'{"predictions":[[]}'
-        left = [thing for thing in gc.get_objects() if isinstance(thing, Waiter | Flight)]
-        assert left == []
-    finally:
-        gc.enable()
-
-
-@pytest.mark.parametrize("answer", [b"[" * 3_000_000, b"{", b'{"predictions":[1]}'], ids=["large", "no JSON", "rows"])
-async def test_an_answer_that_can_not_be_split_is_freed_without_the_garbage_collector(world, answer):
-    sidecar, client = await world.start()
-    echo = world.model.behave
-    first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
-    world.model.behave = lambda exchange: (
-        exchange.respond(200, [], answer) if len(json.loads(exchange.body)["instances"]) > 1 else echo(exchange)
-    )
-    gc.collect()
-    gc.disable()
-    try:
-        world.model.release()
-        assert [(await one).status for one in (first, *rest)] == [200] * 3
-        assert len(world.model.received) == 4
-        assert [thing for thing in gc.get_objects() if isinstance(thing, Waiter | Flight)] == []
-    finally:
-        gc.enable()
-
-
 @pytest.mark.pure
 async def test_a_failure_of_the_sidecars_own_costs_the_culprit_alone(world, monkeypatch):
     sidecar, client = await world.start()
@@ -682,20 +550,6 @@ async def test_rows_of_batches_count_callers_of_every_priority(world):
     for priority in (b"normal", b"batch"):
         assert (await client.predict(b"1, 2", [(b"x-carpool-priority", priority)])).status == 200
     assert sidecar.driver.counts.batch_rows == {"m": 4}
-
-
-async def test_a_header_with_its_own_value_in_each_request_is_named_once_with_the_fix(world, caplog):
-    sidecar, client = await world.start()
-    admin = world.client(sidecar.admin.address)
-    for number in range(3 * WINDOW):
-        assert (await client.predict(b"1", [(b"x-user-id", b"%d" % number)])).status == 200
-    advised = (
-        "almost every request has its own `x-user-id`, so they share no batches; "
-        "if the model ignores it: batchAcross: [x-user-id]"
-    )
-    assert [record.detail for record in caplog.records if record.message == "requests share no batches"] == [advised]
-    (model,) = (await admin.get(b"/v1/stats")).json["models"]
-    assert model["trouble"] == advised
 
 
 async def test_a_model_that_answers_no_request_with_success_is_reported_with_the_codes(world):

@@ -20,7 +20,17 @@ from carpool_sidecar.http1.server.server import Server
 sys.path.append(str(Path(__file__).parent))
 
 # Modules whose tests use real sockets: there, the two loops differ.
-ON_BOTH_LOOPS = {"test_buffered_bytes", "test_forward", "test_pool", "test_server", "test_sockets", "test_tunnel"}
+ON_BOTH_LOOPS = {
+    "test_buffered_bytes",
+    "test_forward",
+    "test_pool",
+    "test_pool_connecting",
+    "test_pool_interim",
+    "test_pool_unread_bodies",
+    "test_server",
+    "test_sockets",
+    "test_tunnel",
+}
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:

@@ -1,49 +1,16 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from itertools import pairwise
 
 import pytest
+from server_messages import CHUNKED_OK, GET, HEAD, OK, UNTIL_CLOSE_OK, answering, post
 
 from carpool_sidecar.http1.client.calls import Upload, UpstreamError
 from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.client.upstream import Upstream
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.messages import CHUNKED, content_length, encode_request_head
-
-GET = encode_request_head(b"GET", b"/", [(b"Host", b"h")])
-HEAD = encode_request_head(b"HEAD", b"/", [(b"Host", b"h")])
-OK = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
-CHUNKED_OK = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\nX: y\r\n\r\n"
-UNTIL_CLOSE_OK = b"HTTP/1.1 200 OK\r\n\r\nhello"
-
-
-def post(size: int) -> bytes:
-    return encode_request_head(b"POST", b"/", [(b"Host", b"h"), content_length(size)])
-
-
-def answering(answer: bytes, *, close: bool = False):
-    def script(peer, received):
-        if b"\r\n\r\n" in received:
-            peer.answer(answer)
-            if close:
-                peer.transport.close()
-
-    return script
-
-
-@pytest.fixture
-def ask(pool, kit):
-    """Send a request and wait for its end; return the receiver's events."""
-
-    async def ask(head=GET, body=b"", *, stream=False, **options):
-        receiver = kit.Receiver()
-        (pool.stream if stream else pool.send)(head, body, receiver, **options)
-        await receiver.over.wait()
-        return receiver.events
-
-    return ask
 
 
 async def test_one_connection_is_kept_and_used_again(upstream, pool, ask):
@@ -262,28 +229,6 @@ async def test_a_reset_does_not_complete_an_answer_that_ends_with_the_connection
     assert receiver.events[-1] == ("failed", "reset", True)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::"])
-async def test_a_server_on_this_machine_is_found_by_either_family(kit, address):
-    """``asyncio`` and uvicorn listen on IPv6 alone where their address is ``::``."""
-
-    class Answers(asyncio.Protocol):
-        def connection_made(self, transport):
-            self.transport = transport
-
-        def data_received(self, data):
-            self.transport.write(OK)
-
-    async with await asyncio.get_running_loop().create_server(Answers, address, 0) as server:
-        pool = Pool("localhost", server.sockets[0].getsockname()[1])
-        receiver = kit.Receiver()
-        pool.send(GET, b"", receiver)
-        await receiver.over.wait()
-        assert receiver.events == [("answered", 200, b"hello")]
-        link = await pool.tunnel(patience=1.0)
-        link.close()
-        await pool.close()
-
-
 async def test_at_the_cap_the_oldest_idle_connection_makes_room_for_a_tunnel(upstream, kit):
     upstream.script = answering(OK)
     pool = Pool("127.0.0.1", upstream.port, max_connections=2)
@@ -304,97 +249,6 @@ async def test_at_the_cap_the_oldest_idle_connection_makes_room_for_a_tunnel(ups
     for link in tunnels:
         link.close()
     await pool.close()
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_refused(kit, host):
-    pool = Pool(host, 1)
-    receivers = [kit.Receiver() for _ in range(3)]
-    for receiver in receivers:
-        pool.send(GET, b"", receiver)
-    for receiver in receivers:
-        await receiver.over.wait()
-        assert receiver.events == [("failed", "refused", False)]
-    await pool.close()
-
-
-async def test_only_where_nothing_listens_a_connection_is_refused(kit, tmp_path):
-    file = tmp_path / "file"
-    file.touch()
-    for path, kind in ((tmp_path / "no-file", "refused"), (file, "refused"), (file / "within-a-file", "connect")):
-        pool = Pool(path=str(path))
-        receiver = kit.Receiver()
-        pool.send(GET, b"", receiver)
-        await receiver.over.wait()
-        assert receiver.events == [("failed", kind, False)]
-        await pool.close()
-
-
-async def test_a_unix_socket_with_a_full_queue_is_waited_for(kit, tmp_path):
-    path = str(tmp_path / "socket")
-    loop = asyncio.get_running_loop()
-    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
-        listening.bind(path)
-        listening.listen(0)
-        listening.setblocking(False)
-        first.connect(path)  # the queue is full
-        pool = Pool(path=path)
-        receiver = kit.Receiver()
-        pool.send(GET, b"", receiver)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert receiver.events == []
-        (await loop.sock_accept(listening))[0].close()
-        accepted, _ = await loop.sock_accept(listening)
-        await loop.sock_sendall(accepted, OK)
-        await receiver.over.wait()
-        assert receiver.events == [("answered", 200, b"hello")]
-        await pool.close()
-        accepted.close()
-
-
-async def test_a_unix_socket_with_a_full_queue_times_out(kit, tmp_path):
-    path = str(tmp_path / "socket")
-    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
-        listening.bind(path)
-        listening.listen(0)
-        first.connect(path)
-        pool = Pool(path=path, connect_timeout=0.03)
-        receiver = kit.Receiver()
-        pool.send(GET, b"", receiver)
-        await receiver.over.wait()
-        assert receiver.events == [("failed", "timeout", False)]
-        await pool.close()
-
-
-async def test_an_attempt_that_fails_does_not_fail_a_call_that_came_after_it_began(kit, tmp_path):
-    path = str(tmp_path / "socket")
-    loop = asyncio.get_running_loop()
-    clock = kit.Clock()
-    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
-        listening.bind(path)
-        listening.listen(0)
-        listening.setblocking(False)
-        first.connect(path)  # the queue is full
-        pool = Pool(path=path, connect_timeout=0.01, clock=clock)
-        early, late = kit.Receiver(), kit.Receiver()
-        leaver = pool.send(GET, b"", early)
-        (attempt,) = pool._connecting
-        for _ in range(5):
-            await asyncio.sleep(0)
-        leaver.cancel()  # as if it had got a connection that another call left
-        pool._connect_timeout = 60.0
-        clock.now += 1.0
-        pool.send(GET, b"", late)
-        await attempt
-        assert late.events == []
-        (await loop.sock_accept(listening))[0].close()
-        accepted, _ = await loop.sock_accept(listening)
-        await loop.sock_sendall(accepted, OK)
-        await late.over.wait()
-        assert late.events == [("answered", 200, b"hello")]
-        await pool.close()
-        accepted.close()
 
 
 async def test_a_silent_upstream_times_out(upstream, ask):
@@ -586,16 +440,6 @@ async def test_backpressure_both_ways(upstream, pool, kit):
     assert pool.idle == 1
 
 
-async def test_a_unix_socket(upstream, kit):
-    pool = Pool(path=upstream.path)
-    receiver = kit.Receiver()
-    pool.send(post(5), b"hello", receiver)
-    await receiver.over.wait()
-    assert receiver.events == [("answered", 200, b"hello")]
-    assert pool.authority == b"localhost"
-    await pool.close()
-
-
 async def test_a_closed_pool_refuses(pool, kit):
     await pool.close()
     receiver = kit.Receiver()
@@ -609,99 +453,6 @@ async def test_a_large_body_goes_out_uncopied(pool, kit):
     call = pool.send(post(len(large)), [large[:0], large], kit.Receiver())
     assert any(piece is large for piece in call._pieces)
     call.cancel()
-
-
-INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
-
-
-@pytest.fixture
-async def timed(kit):
-    """A pool by a hand-set clock, and one connection of it without a socket."""
-    clock = kit.Clock()
-    pool = Pool(clock=clock, limits=ClientLimits(tick=1e6))
-    link = kit.MemoryTransport(Upstream(pool))
-    link.pool, link.clock = pool, clock
-
-    def after(seconds):
-        clock.now += seconds
-        pool._expire(clock.now)
-
-    link.after = after
-    yield link
-    await pool.close()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("at_once", [False, True])
-async def test_interim_responses_are_bounded_in_number(timed, kit, stream, at_once):
-    receiver = kit.Receiver()
-    (timed.pool.stream if stream else timed.pool.send)(GET, b"", receiver)
-    timed.feed(INTERIM * 64)
-    assert not receiver.over.is_set()
-    assert receiver.events == [("interim", 102)] * (64 if stream else 0)
-    timed.feed(INTERIM * 10_000 if at_once else INTERIM)
-    assert receiver.events[-1] == ("failed", "protocol", True)
-    assert receiver.events.count(("interim", 102)) == (64 if stream else 0)
-    assert timed.closing
-
-
-async def test_the_next_call_has_a_count_of_its_own(timed, kit):
-    for _ in range(3):
-        receiver = kit.Receiver()
-        timed.pool.send(GET, b"", receiver)
-        timed.feed(INTERIM * 60 + OK)
-        assert receiver.events == [("answered", 200, b"hello")]
-
-
-async def test_a_head_that_never_ends_does_not_put_the_deadline_off(timed, kit):
-    receiver = kit.Receiver()
-    timed.pool.send(GET, b"", receiver, timeout=10.0)
-    for _ in range(9):
-        timed.feed(
-            b"H" if not timed.protocol._buffer else b"TTP/1.1 200 OK\r\nX: "[len(timed.protocol._buffer) - 1 :][:1]
-        )
-        timed.after(1.0)
-    assert receiver.events == []
-    timed.after(1.5)
-    assert receiver.events == [("failed", "timeout", True)]
-
-
-async def test_interim_responses_are_signs_of_life(timed, kit):
-    receiver = kit.Receiver()
-    timed.pool.send(GET, b"", receiver, timeout=10.0)
-    for _ in range(3):
-        timed.after(9.0)
-        timed.feed(INTERIM)
-    assert receiver.events == []
-    for _ in range(200):
-        timed.after(1.0)
-        timed.feed(INTERIM)
-        if timed.closing:
-            break
-    assert receiver.events == [("failed", "protocol", True)], "but not for ever"
-
-
-async def test_the_upstream_may_be_silent_until_the_request_is_complete(timed, kit):
-    receiver = kit.Receiver()
-    call = timed.pool.send(post(5), Upload(5, kit.Sink()), receiver, timeout=10.0)
-    timed.after(1000.0)
-    assert receiver.events == []
-    call.write(b"hello")
-    call.end()
-    timed.after(9.0)
-    assert receiver.events == []
-    timed.after(2.0)
-    assert receiver.events == [("failed", "timeout", False)]
-
-
-async def test_a_body_that_comes_slowly_is_a_sign_of_life_too(timed, kit):
-    receiver = kit.Receiver()
-    timed.pool.send(GET, b"", receiver, timeout=10.0)
-    timed.feed(OK[:-5])
-    for byte in b"hello":
-        timed.after(9.0)
-        timed.feed(bytes([byte]))
-    assert receiver.events == [("answered", 200, b"hello")]
 
 
 async def test_the_queue_for_connections_is_bounded(upstream, kit):
@@ -740,89 +491,6 @@ async def test_whether_a_call_would_wait(upstream, kit):
     await receiver.over.wait()
     assert pool.free
     await pool.close()
-
-
-# A server that answers before it has read the body takes it for the next request
-
-
-def request(method: bytes, size: int) -> bytes:
-    return encode_request_head(method, b"/", [(b"Host", b"h"), content_length(size)])
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("method", "size", "status", "kept"),
-    [
-        (b"POST", 5, 200, True),
-        (b"PUT", 5, 201, True),
-        (b"PATCH", 5, 204, True),
-        (b"POST", 5, 307, False),
-        (b"POST", 5, 401, False),
-        (b"PUT", 5, 404, False),
-        (b"PATCH", 5, 500, False),
-        (b"POST", 0, 401, True),
-        (b"GET", 0, 200, True),
-        (b"GET", 0, 404, True),
-        (b"GET", 5, 200, False),
-        (b"HEAD", 5, 200, False),
-        (b"OPTIONS", 5, 200, False),
-        (b"DELETE", 5, 200, False),
-        (b"PROPFIND", 5, 207, False),
-    ],
-)
-async def test_a_connection_with_a_body_that_may_be_unread_is_closed(timed, kit, *, method, size, status, kept, stream):
-    receiver = kit.Receiver()
-    (timed.pool.stream if stream else timed.pool.send)(request(method, size), bytes(size), receiver)
-    timed.feed(b"HTTP/1.1 %d Any\r\nContent-Length: 0\r\n\r\n" % status)
-    assert receiver.events == [("answered", status, b"")]
-    assert (timed.pool.idle == 1, timed.aborted) == (kept, not kept)
-
-
-@pytest.mark.parametrize(
-    ("method", "status", "kept"), [(b"POST", 200, True), (b"POST", 401, False), (b"GET", 200, False)]
-)
-async def test_a_streamed_body_may_be_unread_too(timed, kit, *, method, status, kept):
-    receiver = kit.Receiver()
-    call = timed.pool.send(request(method, 5), Upload(5, kit.Sink()), receiver)
-    call.write(b"hello")
-    call.end()
-    timed.feed(b"HTTP/1.1 %d Any\r\nContent-Length: 0\r\n\r\n" % status)
-    assert receiver.events == [("answered", status, b"")]
-    assert timed.aborted is not kept
-
-
-async def test_an_answer_that_overtakes_the_body_closes_the_connection(timed, kit):
-    receiver = kit.Receiver()
-    timed.unsent = 1  # below the limit from which on the call is paused
-    timed.pool.send(post(5), b"hello", receiver)
-    timed.feed(OK)
-    assert receiver.events == [("answered", 200, b"hello")]
-    assert timed.aborted
-
-
-async def test_where_all_calls_are_of_one_caller_errors_keep_the_connection(kit):
-    pool = Pool(limits=ClientLimits(tick=1e6), shared=False)
-    link = kit.MemoryTransport(Upstream(pool))
-    pool.send(post(5), b"hello", kit.Receiver())
-    link.feed(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
-    assert pool.idle == 1
-    await pool.close()
-
-
-async def test_what_is_smuggled_in_a_body_answers_nobody(upstream, pool, ask):
-    def unread(peer, received):
-        """Answer as a server does that never reads a body."""
-        while b"\r\n\r\n" in received:
-            line, _, received = received.partition(b"\r\n\r\n")
-            line = line.split(b"\r\n")[0]
-            peer.received = received
-            peer.transport.write(b"HTTP/1.1 401 No\r\nContent-Length: %d\r\n\r\n%b" % (len(line), line))
-
-    upstream.script = unread
-    smuggled = encode_request_head(b"GET", b"/smuggled", [(b"Host", b"h")])
-    for method in (b"POST", b"GET"):
-        assert (await ask(request(method, len(smuggled)), smuggled))[0][1] == 401
-        assert await ask() == [("answered", 401, b"GET / HTTP/1.1")]
 
 
 # The upstream may close an idle connection just as a request goes out

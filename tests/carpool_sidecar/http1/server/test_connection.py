@@ -1,31 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from itertools import pairwise
 
 import pytest
+from client_messages import CHUNKED_POST, GET, OK0, OK5, POST, refusal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carpool_sidecar.http1.messages import CONTINUE
-
-GET = b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n"
-POST = b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n"
-CHUNKED_POST = b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
-OK5 = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
-OK0 = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
-
-
-def refusal(written: bytes) -> tuple[int, str, str]:
-    """Take a refusal apart: status, reason, text."""
-    head, _, body = written.rpartition(b"\r\n\r\n")
-    assert b"connection: close" in head
-    assert b"content-type: application/json" in head
-    told = json.loads(body)
-    assert set(told) == {"error", "reason"}
-    return int(head[9:12]), told["reason"], told["error"]
-
 
 # Reading
 
@@ -511,101 +494,6 @@ async def test_a_streamed_answer_may_begin_and_end_before_the_request_does(site,
     site.app.on_head = None
     assert wire.feed(b"llo" + POST + b"hello") == OK5
     assert sink.events == [b"he"]
-
-
-# Clients that leave
-
-
-async def test_a_client_that_leaves_is_reported_once_per_request(site, kit):
-    site.app.answers = False
-    wire = site.connect()
-    wire.feed(GET % 0 + GET % 1)
-    site.app.exchanges[1].respond(200, [])  # waits for the first, so it was never sent
-    wire.lose(ConnectionResetError())
-    assert site.app.events[2:] == [("disconnected", b"/0"), ("disconnected", b"/1")]
-    site.app.exchanges[0].respond(200, [])
-    site.app.exchanges[0].start(200, [], None)
-    site.app.exchanges[0].write(b"x")
-    site.app.exchanges[0].end()
-    site.app.exchanges[0].abort()
-    assert wire.written == b""
-    assert site.server.connections == 0
-
-
-async def test_leaving_after_the_answer_is_no_disconnect(site):
-    wire = site.connect()
-    wire.feed(GET % 0)
-    wire.lose()
-    assert site.app.events[-1] == ("sent", b"/0", 200)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_in_the_body(site, kit, stream):
-    sink = kit.Sink()
-    if stream:
-        site.app.on_head = lambda exchange: exchange.stream(sink)
-    wire = site.connect()
-    wire.feed(POST, b"he")
-    assert not wire.feed_eof()
-    assert b"400 Bad Request" in wire.written
-    assert b"truncated-body" in wire.written
-    wire.lose()
-    assert site.app.events == [("sent", b"/p", 400)]
-    assert sink.events == ([b"he", "aborted"] if stream else [])
-
-
-async def test_a_half_closed_client_hears_of_what_was_cut_off_in_its_turn(site):
-    site.app.answers = False
-    wire = site.connect()
-    wire.feed(GET % 0 + POST + b"he")
-    assert wire.feed_eof()
-    assert wire.written == CONTINUE
-    site.app.exchanges[0].respond(200, [])
-    assert wire.written.index(b"200 OK") < wire.written.index(b"truncated-body")
-    assert wire.closing
-
-
-async def test_leaving_in_the_head(site):
-    wire = site.connect()
-    wire.feed(b"GET / HT")
-    assert not wire.feed_eof()
-    assert b"truncated-head" in wire.written
-    assert wire.closing
-
-
-async def test_a_half_closed_client_gets_its_answer(site):
-    site.app.answers = False
-    wire = site.connect()
-    wire.feed(POST + b"hello")
-    assert wire.feed_eof()
-    assert wire.written == CONTINUE  # a client that has gone answers this with a reset
-    site.after(1.0)
-    assert not wire.closing
-    site.app.exchanges[0].respond(200, [])
-    assert b"connection: close" in wire.written
-    assert wire.closing
-    assert site.app.events[-1] == ("sent", b"/p", 200)
-
-
-async def test_a_half_closed_client_gets_all_its_answers(site):
-    site.app.answers = False
-    wire = site.connect()
-    wire.feed(GET % 0 + GET % 1)
-    assert wire.feed_eof()
-    site.app.exchanges[0].respond(200, [])
-    assert not wire.closing
-    site.app.exchanges[1].respond(200, [])
-    assert wire.written.count(b"200 OK") == 2
-    assert wire.written.count(b"connection: close") == 1
-    assert wire.closing
-
-
-async def test_the_end_of_an_idle_connection(site):
-    wire = site.connect()
-    assert not wire.feed_eof()
-    wire = site.connect()
-    wire.feed(GET % 0)
-    assert not wire.feed_eof()
 
 
 async def test_requests_that_came_while_the_client_did_not_read_are_answered_once_it_does(site):
