@@ -31,8 +31,8 @@ RECENT_ARRIVALS = 4096
 LONGEST_GAP: Final = 10.0
 """Seconds from which a gap between arrivals is not counted: it was a pause, and would outweigh all others."""
 
-MAX_KINDS = 1024
-"""Kinds of batches that a model's counters distinguish: 64 sizes at 8 in flight make 512. Callers whose requests are
+MAX_KINDS, MAX_SIZES = 2048, 16_384
+"""Kinds of batches (256 sizes at 8 in flight make 2,048) and sizes that are distinguished. Callers whose requests are
 not batched choose the size, and each kind is up to 42 lines of a scrape."""
 
 EXCUSED = 10.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from carpool.batching.counters import MAX_KINDS
+from carpool.batching.counters import MAX_SIZES
 from carpool.batching.requests import Batch, Estimate, time_of
 
 SLOW = 3.0
@@ -27,7 +27,7 @@ class FirstBatches:
     def sent(self, batch: Batch) -> None:
         """Mark a batch as cold if it is the first of its size."""
         size = (batch.bucket, batch.rows)
-        if size not in self.seen and len(self.seen) < MAX_KINDS:
+        if size not in self.seen and len(self.seen) < MAX_SIZES:
             self.seen.add(size)
             batch.cold = True
 
@@ -52,7 +52,7 @@ class FirstBatches:
 
     def excess(self, bucket: int, rows: int) -> float:
         """Return by how many seconds a batch is expected to exceed the time of its size, as the first of it."""
-        is_first = (bucket, rows) not in self.seen and len(self.seen) < MAX_KINDS
+        is_first = (bucket, rows) not in self.seen and len(self.seen) < MAX_SIZES
         return self._excess / self._slow if self.slow and is_first else 0.0
 
     def known_size(self, bucket: int, rows: int) -> int:

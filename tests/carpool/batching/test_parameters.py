@@ -7,7 +7,7 @@ from batchers import batcher, batches, held, occupied, refusals, request, send, 
 from machine import estimate
 
 from carpool.batching.batcher import Batcher
-from carpool.batching.counters import MAX_KINDS
+from carpool.batching.counters import MAX_SIZES
 from carpool.batching.requests import Finish, Refused, Request
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
@@ -114,12 +114,12 @@ def test_a_batch_that_is_answered_before_one_sent_earlier_is_counted() -> None:
 
 def test_sizes_seen_are_bounded() -> None:
     to = batcher(max_batch=1)
-    to.model("m").first_batches.seen = {(bucket, 1) for bucket in range(MAX_KINDS)}
+    to.model("m").first_batches.seen = {(bucket, 1) for bucket in range(MAX_SIZES)}
     (batch,) = batches(to.arrive(request(), 0.0))
     assert batch.cold is ((0, 1) not in to.model("m").first_batches.seen)
     (batch,) = batches(to.complete(batch, 0.01) + to.arrive(request(bucket=-1), 0.02))
     assert not batch.cold
-    assert len(to.model("m").first_batches.seen) == MAX_KINDS
+    assert len(to.model("m").first_batches.seen) == MAX_SIZES
 
 
 def test_queue_seconds_count_each_request_once() -> None:
