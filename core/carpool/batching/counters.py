@@ -17,7 +17,7 @@ from carpool.policy.plain import MutableCamel
 WINDOW: Final = 0.1
 """Seconds of one arrival-count window: long against a service time, short against a change of load."""
 
-SUPPOSED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+SUPPOSED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Server concurrencies that service times are counted for; finer steps would not change a decision."""
 
 DURATION_BOUNDS: Final = tuple(0.0005 * 2 ** (step / 4) for step in range(65))

@@ -192,7 +192,7 @@ class Slots:
         since, completions = self._completed - batch.completed_before, self._completions
         if since < taken - 1:
             cells[1].add(seconds)
-        for servers, cell in zip(SUPPOSED, cells[2:], strict=False):
+        for index, servers in enumerate(SUPPOSED[: len(cells) - 2]):
             before = taken - servers
             known = before <= since <= len(completions)
-            cell.add(now - completions[before - since - 1] if known else 0.0)
+            cells[index + 2].add(now - completions[before - since - 1] if known else 0.0)
