@@ -40,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
     "footprint": lambda folder: uvloop.run(serving.footprint(folder)),
     "copies": lambda folder: uvloop.run(serving.copies(folder)),
     "batched": lambda folder: uvloop.run(serving.batched(folder)),
+    "kserve-agent": lambda folder: uvloop.run(serving.kserve(folder)),
     "pass-through": lambda folder: uvloop.run(serving.pass_through(folder)),
     "token-streams": lambda folder: uvloop.run(token_streams.token_streams(folder)),
 }

@@ -9,15 +9,17 @@ import shutil
 import struct
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import kserve_agent
 import processes
 from evidence import Figure, Skipped
 from load import Load, answer, model, post
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
 CALLERS = 64
 ROUNDS = 25
@@ -90,19 +92,44 @@ def ranked() -> list[tuple[bytes, bytes]]:
     return [(post(PREDICT, body), prediction(body)) for body in (body_of(200, caller) for caller in range(4 * 32))]
 
 
+MERGED = {"maxBatch": 32, "maxWait": "5ms", "maxInFlight": 2}
+
+
 async def batched(folder: Path, count: int = ROUNDS) -> list[Figure]:
     """Measure requests merged 32 at a time."""
     sizes: list[int] = []
+    async with counting(sizes) as upstream:
+        with processes.sidecar(folder, upstream, parameters=MERGED) as sidecar:
+            (costs,) = await rounds([Load(sidecar, ranked())], count)
+    return [Figure("batched V1", 1 / min(costs), count, {"rows a batch": sum(sizes) / len(sizes)})]
+
+
+async def kserve(folder: Path, count: int = ROUNDS) -> list[Figure]:
+    """Compare requests merged 32 at a time with those that KServe's agent merges."""
+    program = kserve_agent.program()
+    sizes: tuple[list[int], list[int]] = ([], [])
+    async with counting(sizes[0]) as upstream, counting(sizes[1]) as other:
+        with (
+            processes.sidecar(folder, upstream, parameters=MERGED) as sidecar,
+            kserve_agent.start(program, other, max_batch=32, max_wait_ms=5) as agent,
+        ):
+            costs = await rounds([Load(sidecar, ranked()), Load(agent, ranked())], count)
+    ours, theirs = (1 / min(seen) for seen in costs)
+    rows = [sum(seen) / len(seen) for seen in sizes]
+    parts = {"carpool": ours, "agent": theirs, "rows a batch": rows[0], "the agent's": rows[1]}
+    return [Figure("batched V1 to KServe's agent", ours / theirs, count, parts)]
+
+
+@asynccontextmanager
+async def counting(sizes: list[int]) -> AsyncIterator[int]:
+    """Serve a model that notes how many rows each batch has."""
 
     def reply(message: bytes) -> bytes:
         sizes.append(message.count(b"],[") + 1)
         return echo(message)
 
     async with model(reply) as upstream:
-        parameters = {"maxBatch": 32, "maxWait": "5ms", "maxInFlight": 2}
-        with processes.sidecar(folder, upstream, parameters=parameters) as sidecar:
-            (costs,) = await rounds([Load(sidecar, ranked())], count)
-    return [Figure("batched V1", 1 / min(costs), count, {"rows a batch": sum(sizes) / len(sizes)})]
+        yield upstream
 
 
 async def footprint(folder: Path, count: int = ROUNDS) -> list[Figure]:

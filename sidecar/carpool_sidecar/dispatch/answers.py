@@ -7,6 +7,7 @@ from math import ceil
 import msgspec
 
 from carpool.batching.requests import FaultKind, Refused
+from carpool_sidecar.http1.fields import FieldLines
 from carpool_sidecar.http1.messages import Headers, forwardable
 
 OF_ONE_BODY = frozenset(
@@ -94,7 +95,7 @@ def without_text(answer: UpstreamAnswer) -> UpstreamAnswer:
 
 def shareable(headers: Headers) -> Headers:
     """Return the answer headers of a batch that every caller in it may get."""
-    return [field for field in forwardable(headers) if field[0].lower() not in OF_ONE_BODY]
+    return FieldLines([field for field in forwardable(headers) if field[0].lower() not in OF_ONE_BODY])
 
 
 def retry_after(seconds: float) -> tuple[bytes, bytes]:

@@ -32,7 +32,9 @@ def answer(request: Request, batch: Batch) -> None:
         if len(pieces) > 1:
             pieces.sort(key=_first_row)
         message = CODECS[waiter.parsed.endpoint.protocol].assemble(waiter.parsed, [piece for _, piece in pieces])
-        status, headers, parts = waiter.status, [*waiter.headers, *message.headers], message.parts
+        status = waiter.status
+        headers = [*waiter.headers, *message.headers] if message.headers else waiter.headers
+        parts = message.parts[0] if len(message.parts) == 1 else message.parts
     if waiter.facts.debug:
         waited = (batch.dispatched - request.arrived) * 1e3
         headers = [

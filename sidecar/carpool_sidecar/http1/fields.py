@@ -22,7 +22,8 @@ class FieldLines(list[tuple[bytes, bytes]]):
         self.kept: FieldLines | None = None
         """The fields that are forwarded, once they were computed."""
         self.encoded = b""
-        """The last head that was encoded from them; the attributes below are its other inputs."""
+        """The last head that was encoded from them, without the fields that this hop adds."""
         self.encoded_for: object = None
+        """Its first line: the status, or the method and target."""
         self.facts: Any = None
         """For the application: what it has read in them."""

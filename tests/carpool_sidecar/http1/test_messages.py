@@ -56,6 +56,8 @@ def test_no_header_can_break_out_of_its_line(bad):
             encode_response_head(200, [field])
         with pytest.raises(ValueError, match="line break or NUL"):
             encode_request_head(b"GET", b"/", [field])
+        with pytest.raises(ValueError, match="line break or NUL"):
+            encode_response_head(200, [], (field,))
     with pytest.raises(ValueError, match="line break or NUL"):
         encode_request_head(b"GET", b"/" + bad, [])
 

@@ -105,7 +105,7 @@ class Forwarding:
             headers = one_hop_less(headers, left)
         added: Added = () if framing is None else (framing,)
         if self._switching:
-            added += offer(exchange.upgrade)
+            headers = [*headers, *offer(exchange.upgrade)]
         if exchange.version == (1, 0) and find(headers, b"host") is None:
             added = ((b"host", self._pool.authority), *added)
         head = encode_request_head(exchange.method, exchange.target, headers, added)
