@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool_sidecar.axis_verification.samples import Samples, digest_of, part
 from carpool_sidecar.protocols.answer_comparison import Tolerance
-from carpool_sidecar.protocols.common import Portion, longest
+from carpool_sidecar.protocols.common import Message, Portion, longest
 
 if TYPE_CHECKING:
     from carpool.policy.spec import SequenceAxis
     from carpool_sidecar.axis_verification.samples import Sample, Shelf
     from carpool_sidecar.protocols.answer_comparison import Difference
-    from carpool_sidecar.protocols.common import Message, Parsed, Piece
+    from carpool_sidecar.protocols.common import Parsed, Piece
     from carpool_sidecar.protocols.headers import Facts
 
 LONE = 8
@@ -284,7 +284,7 @@ class Check:
         self.live.begun(rows, now, padded)
         expected = part(portion.parsed, piece, 0, span)
         # A copy, so that the whole batch's answer is not kept in memory for a part of it.
-        expected = expected._replace(parts=[b"".join(expected.parts)])
+        expected = Message(expected.headers, [b"".join(expected.parts)])
         rows_again = [Portion(portion.parsed, portion.start, portion.start + span)]
         return Trial(Kind.LIVE, rows_again, [expected], facts, padded > 0)
 

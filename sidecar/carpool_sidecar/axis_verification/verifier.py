@@ -187,8 +187,9 @@ class Verifier:
         try:
             if self.trials.copy(entry, check, portion, piece, facts):
                 return
-            parsed, start, stop = portion
-            if not check.settled and not padded and stop - start == parsed.rows and check.looks(now):
+            parsed = portion.parsed
+            whole = portion.stop - portion.start == parsed.rows
+            if not check.settled and not padded and whole and check.looks(now):
                 # Its rows are known to get the same answers without batching: only padding remains to be verified.
                 answer = part(parsed, piece, 0, parsed.rows)
                 self.answered_alone(entry, check, parsed, facts, answer.headers, b"".join(answer.parts))

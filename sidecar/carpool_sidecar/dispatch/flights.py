@@ -214,10 +214,12 @@ class Flights:
         if length and first.check is not None and first.check.padding.refuted:
             return False
         own = added = 0
-        for parsed, start, stop in portions:
-            if parsed.fit is not None:
-                own += (stop - start) * parsed.fit.length
-                added += (stop - start) * (length - parsed.fit.length) if length else 0
+        for portion in portions:
+            fit = portion.parsed.fit
+            if fit is not None:
+                rows = portion.stop - portion.start
+                own += rows * fit.length
+                added += rows * (length - fit.length) if length else 0
         self._counts.padded(model, own, added)
         return True
 

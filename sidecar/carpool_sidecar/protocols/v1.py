@@ -245,14 +245,13 @@ def _replaced(row: bytes, spans: dict[str, Span], values: dict[str, bytes]) -> b
 
 def _padded(portion: Portion, length: int) -> Buffer:
     """Rows of a portion, comma-separated, padded to ``length``."""
-    parsed, start, stop = portion
-    fits = parsed.fit
-    state: Rows = parsed.state
+    fits = portion.parsed.fit
+    state: Rows = portion.parsed.state
     if fits is None or fits.length == length:
-        return state.slice(start, stop)
+        return state.slice(portion.start, portion.stop)
     tails = {name: (b"," + unit) * (length - fits.length) + b"]" for name, unit in fits.units.items()}
     rows = list[bytes]()
-    for raw in state.rows[start:stop]:
+    for raw in state.rows[portion.start : portion.stop]:
         row = bytes(raw)
         spans = {name: (end - 1, end) for name, (_, end) in _arrays(row, fits.sequence.pad, _FEW).items()}
         rows.append(_replaced(row, spans, tails))
@@ -330,12 +329,13 @@ def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: L
     length = longest(portions)
     if length:
         at = 0
-        for parsed, start, stop in portions:
-            fits = parsed.fit
-            for row in range(at, at + stop - start):
+        for portion in portions:
+            fits = portion.parsed.fit
+            end = at + portion.stop - portion.start
+            for row in range(at, end):
                 if fits is not None:
                     rows[row] = msgspec.Raw(_cut_back(bytes(rows[row]), fits.sequence.outputs, length, fits.length))
-            at += stop - start
+            at = end
     return pieces_of(Answer(head, rows, tail), portions)
 
 

@@ -198,15 +198,15 @@ def _padded(portions: Sequence[Portion], length: int) -> Message:
     for index, tensor in enumerate(first.state.inputs):
         buffers = list[Buffer]()
         shape = [*tensor.shape]
-        for parsed, start, stop in portions:
-            own: Tensor = parsed.state.inputs[index]
-            fits = parsed.fit
+        for portion in portions:
+            own: Tensor = portion.parsed.state.inputs[index]
+            fits = portion.parsed.fit
             unit = None if fits is None else fits.units.get(tensor.name)
             if fits is None or unit is None:
-                buffers.append(own.slice(start, stop))
+                buffers.append(own.slice(portion.start, portion.stop))
             else:
                 shape[fits.sequence.axis] = length
-                buffers.append(own.padded(start, stop, fits.sequence.axis, length, unit))
+                buffers.append(own.padded(portion.start, portion.stop, fits.sequence.axis, length, unit))
         head = tensors.Tensor(tensor.name, shape, tensor.form, b"", tensor.head, tensor.parameters)
         inputs.append((head, buffers))
     return _written([b'"inputs":['], inputs, total_rows(portions), first.state.rest)
@@ -244,9 +244,9 @@ def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: L
     # Cut back: each portion then has its own answer.
     pieces = list[Piece]()
     at = 0
-    for parsed, start, stop in portions:
-        rows = stop - start
-        parts = [_cut_back(tensor, at, at + rows, parsed.fit, length) for tensor in outputs]
+    for portion in portions:
+        rows = portion.stop - portion.start
+        parts = [_cut_back(tensor, at, at + rows, portion.parsed.fit, length) for tensor in outputs]
         pieces.append(Piece(Answer(parts, before, own, several, at), 0, rows))
         at += rows
     return pieces
@@ -281,7 +281,7 @@ def assemble(parsed: Parsed[Request], pieces: Sequence[Piece]) -> Message:
     row = first.first_row + pieces[0].start
     own = parsed.state.id or (_distinct(first.id, row) if first.several and first.id else first.id)
     before = [first.fields, b'"id":%b,' % own if own else b"", b'"outputs":[']
-    return _written(before, outputs, sum(stop - start for _, start, stop in pieces), b"")
+    return _written(before, outputs, sum(piece.stop - piece.start for piece in pieces), b"")
 
 
 def _written(before: list[bytes], described: list[tuple[Tensor, list[Buffer]]], rows: int, after: bytes) -> Message:
