@@ -85,7 +85,7 @@ def wrong(
     packages: Sequence[Path] = PACKAGES, larger: dict[tuple[str, str], int] = LARGER, lines: int = LINES
 ) -> list[str]:
     """List what is too large, and unnecessary entries of the list; ``lines``: those of the first package."""
-    told, total, left = [], 0, dict(larger)
+    errors, total, left = [], 0, dict(larger)
     for path in (path for folder in packages for path in sorted(folder.rglob("*.py"))):
         folder = next(each for each in packages if path.is_relative_to(each))
         text, name = path.read_text("utf-8"), path.relative_to(folder.parent).as_posix()
@@ -96,20 +96,20 @@ def wrong(
             known = left.pop((name, f"{owner}: {what}"), limit)
             has = f"{name}: {owner} has {size} {what.partition(' ')[2]}"
             if size > known:
-                told.append(f"{has}; at most {known}")
+                errors.append(f"{has}; at most {known}")
             elif size <= limit < known:
-                told.append(f"{has}: take it off the list in tools/sizes.py")
-    told += [f"{name}: there is no {what} any more: take it off the list in tools/sizes.py" for name, what in left]
+                errors.append(f"{has}: take it off the list in tools/sizes.py")
+    errors += [f"{name}: there is no {what} any more: take it off the list in tools/sizes.py" for name, what in left]
     if total > lines:
-        told.append(f"the core has {total:,} lines; at most {lines:,}, and the goal is {GOAL:,}")
-    return told
+        errors.append(f"the core has {total:,} lines; at most {lines:,}, and the goal is {GOAL:,}")
+    return errors
 
 
 def main() -> int:
     """Print the errors."""
-    told = wrong()
-    print("\n".join(told), end="\n" if told else "")
-    return 1 if told else 0
+    errors = wrong()
+    print("\n".join(errors), end="\n" if errors else "")
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":
