@@ -166,12 +166,12 @@ class Reporter:
     def _recommend(self, now: float, main: _Main | None) -> None:
         """Report the recommendation: at once if the tuner only recommends, after a while if a change is prevented."""
         wanted = None if main is None else _recommendation(main)
+        decision = None if main is None else main.learned.decision
+        only = decision is not None and decision.reason is Reason.RECOMMEND_ONLY
         last = self._recommendation
         if _essence(wanted) == _essence(last):
             self._next.for_long(None, now)
-        elif self._next.for_long(_essence(wanted), now) or (
-            last is None and wanted is not None and wanted.capped_by == "mode"
-        ):
+        elif self._next.for_long(_essence(wanted), now) or (last is None and only):
             self._recommendation = wanted
 
     def status(

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -58,8 +57,9 @@ class EngineProcess:
         check(config)
         self._config = config
         self._log = log
-        self._folder = tempfile.mkdtemp(prefix=FOLDER)
-        self._address = f"unix:{self._folder}/{SOCKET}"
+        # It is also removed if there is no sidecar in the end, because another part of it can't be made.
+        self._folder = tempfile.TemporaryDirectory(prefix=FOLDER, ignore_cleanup_errors=True)
+        self._address = f"unix:{self._folder.name}/{SOCKET}"
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done, with the reason, when the model can't be loaded: there is nothing to serve."""
 
@@ -85,7 +85,7 @@ class EngineProcess:
 
     def close(self) -> None:
         """Remove the socket; ``run`` has ended before."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
     async def _run_once(self) -> bool:
         """Run it to its end; returns whether the model can't be loaded."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 from fleets import EPOCH, RESNET, World, spec
 from msgspec.structs import replace
 
@@ -149,6 +150,14 @@ def test_the_recommendation_is_the_next_step_while_that_waits_and_says_where_ste
     for seconds in (70, 100, 130):
         decided(reporter, seconds, replace(waits, parameters=step, reason=Reason.RECOMMEND_ONLY, waiting=None))
     assert reporter._recommendation is found
+
+
+@pytest.mark.parametrize("limited", ["", "step", "minWait"])
+def test_the_first_recommendation_is_reported_at_once(limited):
+    step, target = Parameters(max_batch=16), Parameters(max_batch=64)
+    reporter = Reporter(Status())
+    decided(reporter, 0, Decision(step, False, Reason.RECOMMEND_ONLY, "", target, capped_by=limited))
+    assert reporter._recommendation.parameters == step
 
 
 def test_what_is_over_is_replaced_although_no_other_reason_lasts():

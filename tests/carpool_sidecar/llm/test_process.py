@@ -43,6 +43,20 @@ async def test_a_folder_too_deep_for_a_socket_is_named(monkeypatch, tmp_path):
         EngineProcess(config, LOG)
 
 
+async def test_an_engine_that_nobody_has_leaves_no_folder(monkeypatch, tmp_path):
+    """As where another part of a sidecar can't be made, after its engine."""
+    write(tmp_path / "m.gguf", SIZES["tiny"])
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(process.tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(process, "LONGEST_ADDRESS", 4096)  # the tests' own folder may be too deep
+    engine = EngineProcess(Llm(str(tmp_path / "m.gguf")), LOG)
+    assert [*folder.iterdir()]
+    with pytest.warns(ResourceWarning):
+        del engine
+    assert not [*folder.iterdir()]
+
+
 async def test_an_engine_that_cannot_be_started_is_tried_again(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(child_process, "FIRST_PAUSE", 0.01)
     write(tmp_path / "m.gguf", SIZES["tiny"])
