@@ -62,9 +62,12 @@ class AdmissionControl:
         if queue.grows:
             return None
         limit = min(request.due, request.deadline) if request.sheddable else request.deadline
-        if limit < inf and self._finish(queue, request, estimate, now) > limit + ROUNDING:
-            return Refused.LATE
-        return None
+        if limit == inf or self._finish(queue, request, estimate, now) <= limit + ROUNDING:
+            return None
+        if (first := queue.state.first_calls) is not None and queue.splits and first.share():
+            queue.state.follow(first)
+            return None
+        return Refused.LATE
 
     def refuse(self, request: Request, state: ModelState, reason: Refused, now: float, actions: list[Action]) -> None:
         """Refuse a request, and count that."""

@@ -2,9 +2,9 @@
 
 More calls slow down a server that computes one batch at a time; fewer slow down one with sixteen workers. So they are
 doubled as long as answers take no longer, as in TCP's slow start (RFC 5681). Workers that compute the rows of a batch
-one after another would take 32 times as long for 32 of them. So requests of slow models share calls step by step, where
-those that wait would be late one by one: first two, and twice as many as long as that takes clearly less than twice as
-long.
+one after another would take 32 times as long for 32 of them. So requests of slow models share calls step by step, once
+one that waits or comes would be late one by one: first two, and twice as many as long as that takes clearly less than
+twice as long.
 """
 
 from __future__ import annotations
@@ -47,16 +47,9 @@ class FirstCalls:
         """Seconds of a call of half as many requests as may share one."""
 
     def answered(
-        self,
-        in_flight: int,
-        seconds: float,
-        requests: int = 1,
-        *,
-        waiting: int = 0,
-        due: float = inf,
-        cold: bool = False,
-        alone: bool = False,
-    ) -> bool:
+        self, in_flight: int, seconds: float, requests: int = 1, *, waiting: int = 0, due: float = inf,
+        cold: bool = False, alone: bool = False,
+    ) -> bool:  # fmt: skip
         """Count an answer; ``in_flight``: calls under way when its call was sent, itself included.
 
         ``waiting``: requests that could share a call, each to be answered ``due`` seconds after it came. ``cold``: the
@@ -70,12 +63,10 @@ class FirstCalls:
             return self._grow(calls, seconds, requests, cold=cold)
         if cold:
             return False
-        if calls == self.shares == self.allowed == 1 and not self.ended:
-            self.half = seconds
-            if seconds >= SLOW and (waiting + 1) * seconds > due:
-                self.shares, self.since = 2, 0
         count, total = self._answers.get(calls, (0, 0.0))
         self._answers[calls] = count, total = count + 1, total + seconds
+        if (waiting + 1) * seconds > due * calls:
+            self.share()
         if self.merges or calls < self.allowed or count < (ENOUGH if calls > 1 else ENOUGH / 2):
             return False
         if self.shares == 2 and not alone:
@@ -85,10 +76,21 @@ class FirstCalls:
         self.allowed = max(self.allowed // 2, 1) if self.merges else min(2 * self.allowed, self.most)
         if self.merges:
             # Two that shared a call before may have been slow because they were the first.
-            self.shares, self.ended, self.half, self.since = 2, False, min(known), 0
-            if self.half < SLOW or self.allowed > 1 or (waiting + 1) * self.half <= due:
-                self.shares, self.ended = inf, True
+            self.half, self.since = min(known), 0
+            self.ended = self.half < SLOW or self.allowed > 1 or (waiting + 1) * self.half <= due
+            self.shares = inf if self.ended else 2
         return False
+
+    def share(self) -> bool:
+        """Let two requests share a call, since those that wait would be late one by one; return whether they may now.
+
+        More than two calls at once are allowed only if two did not wait for one another: then more of them are tried.
+        """
+        count, total = self._answers.get(1, (0, 0.0))
+        if self.shares > 1 or self.ended or self.allowed > 2 or not count or total < SLOW * count:
+            return False
+        self.shares, self.half, self.since, self.allowed = 2, total / count, 0, 1
+        return True
 
     def _grow(self, calls: int, seconds: float, requests: int, *, cold: bool) -> bool:
         """Let twice as many requests share a call if so many did not take much longer than half as many."""

@@ -116,10 +116,10 @@ class Plan:
         sizes = (parameters.max_batch,) if limited else None
         # A setting that misses the SLO is left, but not for one that was left before.
         avoid = () if current.holds_now else left
-        choice = choose(forecaster, self.aim, parameters, self._requirements.passing, avoid, sizes)
+        choice = choose(forecaster, self.aim, parameters, self._requirements.policy.pass_through.mode, avoid, sizes)
         if not choice.efficient.holds_now and avoid:
             # Beyond the capacity requests are late with any setting: that is no evidence against earlier settings.
-            choice = choose(forecaster, self.aim, parameters, self._requirements.passing, (), sizes)
+            choice = choose(forecaster, self.aim, parameters, self._requirements.policy.pass_through.mode, (), sizes)
         guesses = parameters.max_batch > situation.usual_rows >= situation.service.largest_measured
         decides = choice.efficient.holds_now or choice.takes_all or parameters.pass_through
         if guesses and exploration.spare > 0 and not decides:

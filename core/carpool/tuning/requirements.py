@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.policy.parameters import Limits, Parameters
-from carpool.policy.spec import BatchingPolicy, Model, PassThroughMode, TuningMode
+from carpool.policy.spec import BatchingPolicy, Model, TuningMode
 
 
 class Requirements(Struct, frozen=True):
@@ -52,8 +52,3 @@ class Requirements(Struct, frozen=True):
     def recommends(self) -> bool:
         """Whether changes are only recommended."""
         return self.policy.tuning.mode is TuningMode.RECOMMEND
-
-    @property
-    def passing(self) -> PassThroughMode:
-        """When requests may be sent one by one."""
-        return self.policy.pass_through.mode

@@ -179,8 +179,8 @@ class Tuner:
     def _idle(self) -> Decision:
         """Pass requests through while none comes: the next one has no other to wait for."""
         requirements, silence, service = self._requirements, self._history.silence, self.belief.service
-        keeps = requirements.held or requirements.passing is PassThroughMode.NEVER or self.parameters.pass_through
-        if keeps or service is None or not self._history.is_silent:
+        never = requirements.policy.pass_through.mode is PassThroughMode.NEVER
+        if never or requirements.held or self.parameters.pass_through or service is None or not self._history.is_silent:
             return self._keep(Reason.NO_TRAFFIC, silence)
         through = passing(self.parameters, service, requirements.limits)
         message = f"{self.parameters.describe()} to {through.describe()}: {silence}"

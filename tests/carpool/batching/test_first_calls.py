@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from batchers import batches, request, send
+from batchers import batches, estimate, refusals, request, send
 from msgspec.structs import replace
 
 from carpool.batching.batcher import Batcher
@@ -274,10 +274,60 @@ def test_a_trial_shows_how_many_may_share_a_call():
     assert (calls.shares, calls.merges) == (16, False)
 
 
-@pytest.mark.parametrize("seed", [1, 3, 7])
+def test_requests_share_calls_once_one_would_be_late_however_many_calls_are_tried():
+    calls = FirstCalls(8)
+    for _ in range(2):
+        assert not calls.share()  # how long one takes is not known
+        calls.answered(1, 1.1, waiting=2, due=10.0, cold=True)
+    for _ in range(2):
+        calls.answered(1, 1.1, waiting=2, due=10.0)
+    assert (calls.shares, calls.allowed) == (1, 2)
+    assert calls.share()
+    assert (calls.shares, calls.allowed, calls.half) == (2, 1, 1.1)
+    assert not calls.share()
+
+
+def test_once_more_calls_are_known_to_be_right_requests_share_none():
+    calls = FirstCalls(8)
+    for _ in range(2):
+        calls.answered(1, 1.1, waiting=2, due=10.0)
+    for _ in range(5):
+        calls.answered(2, 1.1, waiting=2, due=10.0)
+    assert calls.allowed == 4
+    assert not calls.share()
+
+
+def test_a_request_of_a_slow_model_that_would_be_late_alone_is_not_refused_but_shares_a_call():
+    to, now = Batcher(undecided=8), 0.0
+    for _ in range(3):
+        (batch,) = batches(send(to, now, request(now, slo=10.0)))
+        now += 1.1
+        to.complete(batch, now)
+    to.learn("m", estimate(1.0, 0.1), now, shed_slo=True)
+    # Two calls at once are tried, so ten more would be answered in time one by one, by this estimate.
+    assert refusals(send(to, now, *(request(now, slo=10.0) for _ in range(20)))) == []
+    state = to.model("m")
+    assert (state.first_calls.shares, state.slots) == (2, 1)
+    # A model that is known to be quick keeps its refusals.
+    quick = Batcher(undecided=8)
+    for _ in range(3):
+        (batch,) = batches(send(quick, now, request(now, slo=0.2)))
+        now += 0.022
+        quick.complete(batch, now)
+    quick.learn("m", estimate(0.020, 0.002), now, shed_slo=True)
+    assert refusals(send(quick, now, *(request(now, slo=0.2) for _ in range(20))))
+
+
+@pytest.mark.parametrize("seed", [1, 3, 5, 7, 8])
 @pytest.mark.parametrize(
     ("fixed", "row", "slo", "rate"),
-    [(0.4, 0.03, 5.0, 20.0), (0.1, 0.01, 1.0, 60.0), (1.0, 0.1, 10.0, 5.0), (0.25, 0.02, 0.9, 3.6)],
+    [
+        (0.4, 0.03, 5.0, 20.0),
+        (0.1, 0.01, 1.0, 60.0),
+        (1.0, 0.1, 10.0, 5.0),
+        (1.0, 0.1, 10.0, 2.0),
+        (0.25, 0.02, 0.9, 3.6),
+    ],
 )
 def test_a_slow_model_that_begins_under_load_loses_little(fixed, row, slo, rate, seed):
     # 41 to 69 % of the first ten seconds, but for two plays of the last; zero wait loses none. By what a row more was
