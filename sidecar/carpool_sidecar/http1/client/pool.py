@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.http1.client.calls import Call, FailureKind, Receiver, StreamReceiver, Upload, UpstreamError
+from carpool_sidecar.http1.client.calls import Call, Receiver, StreamReceiver, Upload, UpstreamError
+from carpool_sidecar.http1.client.connector import Connector
 from carpool_sidecar.http1.client.upstream import Tunnel, Upstream
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.memory import Budget
-from carpool_sidecar.http1.sockets import unix_socket
 from carpool_sidecar.http1.timing import NEVER, Ticker, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool_sidecar.http1.messages import Body
-
-# Nothing listens there. Any other error says nothing about the upstream: no file descriptor is left, for example, or a
-# name could not be resolved. None: asyncio has no number if several addresses failed.
-_GONE = frozenset({errno.ECONNREFUSED, errno.ENOENT, None})
 
 
 class Pool:
@@ -57,14 +52,11 @@ class Pool:
         turns: Turns | None = None,
         shared: bool = True,
     ) -> None:
-        self._host = host
-        self._port = port
-        self._path = path
+        self._connector = Connector(host, port, path, connect_timeout)
         self._max_connections = max_connections
         self._max_waiting = max_waiting
         self._max_wait = max_wait
         self._setting = setting
-        self._connect_timeout = connect_timeout
         self._idle_timeout = idle_timeout
         self.reuse = reuse
         self._loop = asyncio.get_running_loop()
@@ -77,7 +69,6 @@ class Pool:
         self._idle: list[Upstream] = []
         self.answers = 0  # complete ones, so far
         self._waiting: deque[Call] = deque()
-        self._connecting: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0  # of streamed requests that wait, counted as held
         self._ticker = Ticker(self.limits.tick, self._expire, self.clock)
         self._closed = False
@@ -85,10 +76,7 @@ class Pool:
     @property
     def authority(self) -> bytes:
         """The value of a Host header for this upstream."""
-        if self._path is not None:
-            return b"localhost"
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{host}:{self._port}".encode()
+        return self._connector.authority
 
     @property
     def connections(self) -> int:
@@ -159,14 +147,8 @@ class Pool:
                 f"all {self._max_connections} connections to the upstream are taken; raise {self._setting} or replicas"
             )
             raise UpstreamError("busy", text, answered_bytes=False)
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
-        self._connecting.add(task)
         link = Tunnel(self, patience)
-        try:
-            failure = await self._open_link(lambda: link)
-        finally:
-            self._connecting.discard(task)
+        failure = await self._connector.connect(lambda: link)
         if failure is not None:
             raise UpstreamError(*failure, answered_bytes=False)
         return link
@@ -175,9 +157,7 @@ class Pool:
         """Close everything; calls under way fail with "reset"."""
         self._closed = True
         self._ticker.stop()
-        for task in tuple(self._connecting):
-            task.cancel()
-        await asyncio.gather(*self._connecting, return_exceptions=True)
+        await self._connector.cancel()
         for call in tuple(self._waiting):
             call.fail("reset", "the pool was closed")
         self._waiting.clear()
@@ -260,23 +240,17 @@ class Pool:
     @property
     def _full(self) -> bool:
         """Whether no further connection may be opened; idle ones count as open."""
-        return len(self._open) + len(self._connecting) >= self._max_connections
+        return len(self._open) + len(self._connector.attempts) >= self._max_connections
 
     def _connect_as_needed(self) -> None:
-        while len(self._connecting) < len(self._waiting) and not self._full and not self._closed:
-            task = self._loop.create_task(self._connect())
-            self._connecting.add(task)
+        attempts = self._connector.attempts
+        while len(attempts) < len(self._waiting) and not self._full and not self._closed:
+            attempts.add(self._loop.create_task(self._connect()))
             self._ticker.start()
 
     async def _connect(self) -> None:
-        failure: tuple[FailureKind, str] | None = None
         began = self.clock()
-        try:
-            failure = await self._open_link(lambda: Upstream(self))
-        finally:
-            task = asyncio.current_task()
-            assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
-            self._connecting.discard(task)
+        failure = await self._connector.connect(lambda: Upstream(self))
         if failure is not None and self._waiting:
             # Each attempt serves one call: the calls behind it have their own attempts, or get them now. So does a call
             # that came later than the attempt began: the one it was made for got another connection.
@@ -284,35 +258,6 @@ class Pool:
             if call.expires <= began + self._wait(call):
                 self._waiting.popleft().fail(*failure)
         self._connect_as_needed()
-
-    async def _open_link(self, made: Callable[[], Upstream]) -> tuple[FailureKind, str] | None:
-        """Open a connection; return the reason if that fails."""
-        try:
-            async with asyncio.timeout(self._connect_timeout):
-                if self._path is not None:
-                    await self._loop.create_unix_connection(made, sock=await unix_socket(self._path))
-                elif self._host == "localhost":
-                    await self._connect_here(made)
-                else:
-                    await self._loop.create_connection(made, self._host, self._port)
-        except TimeoutError:
-            return "timeout", f"no connection to the upstream within {self._connect_timeout:g} s"
-        except OSError as error:
-            return "refused" if error.errno in _GONE else "connect", f"no connection to the upstream: {error}"
-        return None
-
-    async def _connect_here(self, made: Callable[[], Upstream]) -> None:
-        """Connect to this machine by IPv4 or IPv6: a server at ``::`` need not listen on IPv4.
-
-        It uses no resolver, which would take a thread for each connection.
-        """
-        try:
-            await self._loop.create_connection(made, "127.0.0.1", self._port)
-        except OSError as error:
-            try:
-                await self._loop.create_connection(made, "::1", self._port)
-            except OSError:
-                raise error from None
 
     def _expire(self, now: float) -> bool:
         for link in tuple(self._open):
@@ -326,4 +271,4 @@ class Pool:
         waiting = sum(call.waiting_bytes for call in self._waiting)
         self.budget.held += waiting - self._waiting_bytes
         self._waiting_bytes = waiting
-        return bool(self._open or self._waiting or self._connecting)
+        return bool(self._open or self._waiting or self._connector.attempts)
