@@ -22,10 +22,11 @@ _GONE = frozenset({errno.ECONNREFUSED, errno.ENOENT, None})
 class Connector:
     """The address of an upstream, and the attempts to connect to it: `attempts`, a task for each.
 
-    The address is a `host` and a `port`, or the `path` of a Unix socket. An attempt fails after `timeout` seconds.
+    The address is a `host` and a `port`, or the `path` of a Unix socket. An attempt fails after `timeout` seconds. Once
+    this is `closed`, the pool begins none.
     """
 
-    __slots__ = ("_host", "_loop", "_path", "_port", "_timeout", "attempts")
+    __slots__ = ("_host", "_loop", "_path", "_port", "_timeout", "attempts", "closed")
 
     def __init__(self, host: str, port: int, path: str | None, timeout: float) -> None:
         self._host = host
@@ -34,6 +35,7 @@ class Connector:
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self.attempts: set[asyncio.Task[None]] = set()
+        self.closed = False
 
     @property
     def authority(self) -> bytes:
@@ -56,8 +58,9 @@ class Connector:
         finally:
             self.attempts.discard(task)
 
-    async def cancel(self) -> None:
+    async def close(self) -> None:
         """Cancel all attempts, and wait until they have ended."""
+        self.closed = True
         for task in tuple(self.attempts):
             task.cancel()
         await asyncio.gather(*self.attempts, return_exceptions=True)
