@@ -43,8 +43,7 @@ LARGER: dict[tuple[str, str], int] = {
     # Found larger when the limits came to be everywhere.
     ("carpool_sidecar/generation/stream.py", "Stream: class attributes"): 19,
     ("carpool_sidecar/http1/client/calls.py", "Call: class attributes"): 16,
-    ("carpool_sidecar/http1/client/upstream.py", "Upstream: class lines"): 379,
-    ("carpool_sidecar/http1/client/upstream.py", "Upstream: class attributes"): 22,
+    ("carpool_sidecar/http1/client/upstream.py", "Upstream: class lines"): 298,
     ("carpool_sidecar/http1/parsing.py", "parse_request_head: function lines"): 72,
     ("carpool_sidecar/http1/server/exchange.py", "Exchange: class lines"): 310,
     ("carpool_sidecar/http1/server/exchange.py", "Exchange: class attributes"): 22,

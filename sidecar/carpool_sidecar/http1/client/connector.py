@@ -11,7 +11,7 @@ from carpool_sidecar.http1.sockets import unix_socket
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from carpool_sidecar.http1.client.calls import FailureKind
+    from carpool_sidecar.http1.client.errors import FailureKind
     from carpool_sidecar.http1.client.upstream import Upstream
 
 # Nothing listens there. Any other error says nothing about the upstream: no file descriptor is left, for example, or a

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.http1.client.calls import Call, Receiver, StreamReceiver, Upload, UpstreamError
+from carpool_sidecar.http1.client.calls import Call, Receiver, StreamReceiver, Upload
 from carpool_sidecar.http1.client.connections import Connections
 from carpool_sidecar.http1.client.connector import Connector
+from carpool_sidecar.http1.client.errors import UpstreamError
 from carpool_sidecar.http1.client.upstream import Tunnel, Upstream
 from carpool_sidecar.http1.client.waiting import WaitingCalls
 from carpool_sidecar.http1.limits import ClientLimits

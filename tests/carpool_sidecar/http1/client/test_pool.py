@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 from server_messages import CHUNKED_OK, GET, HEAD, OK, UNTIL_CLOSE_OK, answering, post
 
-from carpool_sidecar.http1.client.calls import Upload, UpstreamError
+from carpool_sidecar.http1.client.calls import Upload
+from carpool_sidecar.http1.client.errors import UpstreamError
 from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.client.upstream import Upstream
 from carpool_sidecar.http1.limits import ClientLimits
@@ -223,7 +224,7 @@ async def test_a_reset_does_not_complete_an_answer_that_ends_with_the_connection
     upstream.script = answering(UNTIL_CLOSE_OK)
     receiver = kit.Receiver()
     (pool.stream if stream else pool.send)(GET, b"", receiver)
-    await kit.until(lambda: pool._connections.open and next(iter(pool._connections.open))._body.size == 5)
+    await kit.until(lambda: pool._connections.open and next(iter(pool._connections.open))._answer.body.size == 5)
     upstream.peers[0].reset()
     await receiver.over.wait()
     assert receiver.events[-1] == ("failed", "reset", True)

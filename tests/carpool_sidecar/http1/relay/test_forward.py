@@ -227,7 +227,7 @@ async def test_a_slow_client_slows_the_upstream(upstream, pool, client, kit):
     client.write(GET)
     await kit.until(lambda: pool._connections.open)
     (link,) = pool._connections.open
-    await kit.until(lambda: link._response is not None)
+    await kit.until(lambda: link._answer.head is not None)
     (peer,) = upstream.peers
     sent = 0
     while link.transport.is_reading():
