@@ -22,6 +22,10 @@ ALLOWED: dict[Import, str] = {
     ("carpool.batching.requests", "carpool.batching.model_state"): "a batch names the lane that it was taken from",
     ("carpool_sidecar.admin.app", "carpool_sidecar.sidecar"): "it shows the state of the whole sidecar",
     ("carpool_sidecar.admin.metrics", "carpool_sidecar.sidecar"): "it reads the counters of the whole sidecar",
+    (
+        "carpool_sidecar.http1.client.answer",
+        "carpool_sidecar.http1.client.calls",
+    ): "it is passed on to a call's receiver",
     ("carpool_sidecar.http1.client.calls", "carpool_sidecar.http1.client.pool"): "a call knows its pool",
     ("carpool_sidecar.http1.client.upstream", "carpool_sidecar.http1.client.pool"): "a connection knows its pool",
     (

@@ -42,7 +42,7 @@ from carpool_sidecar.admin import metrics
 from carpool_sidecar.admin.app import AdminApp
 from carpool_sidecar.config.settings import FIXED_AT_START, SidecarConfig
 from carpool_sidecar.dispatch.answers import OF_ONE_BODY, REFUSALS
-from carpool_sidecar.http1.client.calls import FailureKind, UpstreamError
+from carpool_sidecar.http1.client.errors import FailureKind, UpstreamError
 from carpool_sidecar.http1.limits import ClientLimits, ServerLimits
 from carpool_sidecar.protocols.headers import DEADLINES, HOP_BY_HOP, IGNORED, IGNORED_PREFIXES
 

@@ -38,15 +38,14 @@ LARGER: dict[tuple[str, str], int] = {
     ("carpool/batching/requests.py", "Batch: class attributes"): 17,
     ("carpool/batching/requests.py", "Request: class attributes"): 20,
     ("carpool/generation/requests.py", "Request: class attributes"): 13,
+    ("carpool_sidecar/http1/client/calls.py", "Call: class attributes"): 14,
     # It puts the parts together: an attribute is a part, which reports and metrics read by its name.
     ("carpool_sidecar/sidecar.py", "Sidecar: class attributes"): 18,
+    # Its transport, its pool, its call and tunnels call its methods, and each moves its deadline: a part that had the
+    # deadline or the reading would call back for every step.
+    ("carpool_sidecar/http1/client/upstream.py", "Upstream: class lines"): 298,
     # Found larger when the limits came to be everywhere.
     ("carpool_sidecar/generation/stream.py", "Stream: class attributes"): 19,
-    ("carpool_sidecar/http1/client/calls.py", "Call: class attributes"): 16,
-    ("carpool_sidecar/http1/client/pool.py", "Pool: class lines"): 302,
-    ("carpool_sidecar/http1/client/pool.py", "Pool: class attributes"): 24,
-    ("carpool_sidecar/http1/client/upstream.py", "Upstream: class lines"): 379,
-    ("carpool_sidecar/http1/client/upstream.py", "Upstream: class attributes"): 22,
     ("carpool_sidecar/http1/parsing.py", "parse_request_head: function lines"): 72,
     ("carpool_sidecar/http1/server/exchange.py", "Exchange: class lines"): 310,
     ("carpool_sidecar/http1/server/exchange.py", "Exchange: class attributes"): 22,

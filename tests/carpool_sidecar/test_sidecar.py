@@ -8,7 +8,7 @@ import pytest
 
 from carpool_sidecar import shutdown as module
 from carpool_sidecar.backends.base import Document
-from carpool_sidecar.http1.client.calls import UpstreamError
+from carpool_sidecar.http1.client.errors import UpstreamError
 
 
 async def test_a_model_that_was_restarted_is_learned_anew(world):

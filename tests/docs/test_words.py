@@ -15,7 +15,7 @@ from carpool_operator.api.status import DEFECTS
 from carpool_operator.reporting import metrics as operator_metrics
 from carpool_sidecar.admin.metrics import METRICS
 from carpool_sidecar.admin.signatures import Reason as Refusal
-from carpool_sidecar.http1.client.calls import FailureKind, UpstreamError
+from carpool_sidecar.http1.client.errors import FailureKind, UpstreamError
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))

@@ -21,7 +21,7 @@ from carpool_sidecar.http1.messages import Headers, encode_request_head
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from carpool_sidecar.http1.client.calls import UpstreamError
+    from carpool_sidecar.http1.client.errors import UpstreamError
 
 STARTING = 60.0
 """Seconds a process may take until it serves: this machine may be busy, and must read a model of 100 MB."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
 from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool_cli.load import tensors
 from carpool_cli.load.servers import Protocol, Request, is_echo
-from carpool_sidecar.http1.client.calls import Call, FailureKind, UpstreamError
+from carpool_sidecar.http1.client.errors import FailureKind, UpstreamError
 from carpool_sidecar.http1.messages import Headers, content_length, encode_request_head, find
 from carpool_sidecar.tuning.stalls import Stall, StallWatcher
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from random import Random
 
+    from carpool_sidecar.http1.client.calls import Call
     from carpool_sidecar.http1.client.pool import Pool
 
 Result = TypeVar("Result")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from carpool_sidecar.backends.base import Document, Traffic
 from carpool_sidecar.generation.stream import Stream, Watcher
-from carpool_sidecar.http1.client.calls import UpstreamError
+from carpool_sidecar.http1.client.errors import UpstreamError
 from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.messages import Added, content_length, encode_request_head, find, size_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from carpool.batching.requests import Batch, Fault, FaultKind
 from carpool_sidecar.dispatch.answers import UpstreamAnswer, fault_kind, shareable, without_text
 from carpool_sidecar.dispatch.waiters import Shadow
-from carpool_sidecar.http1.client.calls import UpstreamError
+from carpool_sidecar.http1.client.errors import UpstreamError
 from carpool_sidecar.http1.messages import find, forwardable
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.common import PARTS, UNREADABLE, Portion, TooLarge, WrongRows, last_padded, longest

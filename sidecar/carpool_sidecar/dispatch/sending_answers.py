@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from carpool.batching.requests import Fault, FaultKind, Refused
 from carpool_sidecar.dispatch.answers import ISOLATED, REFUSALS, UNRESOLVED, UpstreamAnswer, retry_after
-from carpool_sidecar.http1.client.calls import UpstreamError
+from carpool_sidecar.http1.client.errors import UpstreamError
 from carpool_sidecar.http1.messages import forwardable
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.common import WrongRows

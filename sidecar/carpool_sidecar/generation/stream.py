@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from carpool.generation.requests import Request
     from carpool_sidecar.generation.requests import Endpoint
-    from carpool_sidecar.http1.client.calls import UpstreamError
+    from carpool_sidecar.http1.client.errors import UpstreamError
     from carpool_sidecar.http1.client.pool import Pool
     from carpool_sidecar.http1.messages import Headers
     from carpool_sidecar.http1.server.exchange import Exchange

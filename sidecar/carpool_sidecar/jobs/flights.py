@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool_sidecar.config.settings import Bodies, Jobs
-    from carpool_sidecar.http1.client.calls import Call, UpstreamError
+    from carpool_sidecar.http1.client.calls import Call
+    from carpool_sidecar.http1.client.errors import UpstreamError
     from carpool_sidecar.http1.messages import Headers
     from carpool_sidecar.http1.server.server import Server
     from carpool_sidecar.jobs.headroom import Headroom

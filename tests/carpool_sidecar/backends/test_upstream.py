@@ -11,7 +11,7 @@ from carpool.policy.durations import Duration
 from carpool_sidecar.backends.base import Document
 from carpool_sidecar.backends.upstream import PROBES, UpstreamBackend
 from carpool_sidecar.config.settings import Upstream
-from carpool_sidecar.http1.client.calls import UpstreamError
+from carpool_sidecar.http1.client.errors import UpstreamError
 from carpool_sidecar.http1.memory import Budget
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.http1.server.server import Server

@@ -10,7 +10,7 @@ import pytest
 
 from carpool.batching.requests import Estimate
 from carpool_sidecar.backends.base import Document
-from carpool_sidecar.http1.client.calls import UpstreamError
+from carpool_sidecar.http1.client.errors import UpstreamError
 
 JSON = (b"Content-Type", b"application/json")
 LENGTH = b"Inference-Header-Content-Length"

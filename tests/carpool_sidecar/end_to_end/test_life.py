@@ -14,7 +14,7 @@ from carpool.exchange.decision import Decision, Reason
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_sidecar import child_process
-from carpool_sidecar.http1.client.calls import UpstreamError
+from carpool_sidecar.http1.client.errors import UpstreamError
 from carpool_sidecar.tuning import tuner_link
 from carpool_sidecar.tuning.messages import Decided
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from carpool_sidecar.config import settings
-from carpool_sidecar.http1.client.calls import UpstreamError
+from carpool_sidecar.http1.client.errors import UpstreamError
 
 TOKENS = {"slo": {"ttft": {"p99": "20s"}, "tpot": {"p99": "1s"}}}
 

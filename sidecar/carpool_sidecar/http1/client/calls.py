@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
 
+from carpool_sidecar.http1.client.errors import FailureKind, UpstreamError
 from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Flow, Headers, chunk_of, gather, message
 from carpool_sidecar.http1.timing import NEVER
 
@@ -11,45 +12,11 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.client.pool import Pool
     from carpool_sidecar.http1.client.upstream import Upstream
 
-FailureKind: TypeAlias = Literal[
-    "refused", "connect", "reset", "timeout", "protocol", "too-large", "busy", "buffers-full"
-]  # fmt: skip
-
-STATUS = {"refused": 503, "connect": 503, "timeout": 504, "busy": 503, "buffers-full": 503}
-"""Status by kind of failure; 502 for any other."""
-
 # A server that answers without reading a request's body takes the body for the next request on the connection, and the
 # next caller gets the answer to it. Servers read the bodies of these methods, unless they redirect or refuse.
 _BODY_READ: Final = (b"POST ", b"PUT ", b"PATCH ")
 _REDIRECT: Final = 300
 _NO_STATUS: Final = 1000
-
-
-class UpstreamError(Exception):
-    """A call that got no complete answer.
-
-    `kind` is the reason: nothing listens at its address (refused), no connection could be made for another reason
-    (connect), the upstream closed or reset it (reset), it was silent (timeout), its data were not HTTP (protocol), or
-    it sent more than is accepted (too-large); too many calls wait for a connection already (busy), or there is no room
-    to buffer the answer (buffers-full).
-    `answered_bytes`: some bytes of an answer had arrived, so the upstream has seen the request.
-    """
-
-    def __init__(self, kind: FailureKind, text: str, *, answered_bytes: bool) -> None:
-        super().__init__(text)
-        self.kind = kind
-        self.answered_bytes = answered_bytes
-
-    @property
-    def status(self) -> int:
-        """The status of the answer to the client."""
-        return STATUS.get(self.kind, 502)
-
-    @property
-    def reason(self) -> str:
-        """The machine-readable reason in the answer to the client."""
-        # Requests and answers share one budget, so both have the same reason.
-        return self.kind if self.kind == "buffers-full" else f"upstream-{self.kind}"
 
 
 class Receiver(Protocol):
@@ -90,25 +57,41 @@ class Upload:
     """Takes the place of a request's body that will be streamed by `Call.write` and `Call.end`.
 
     `length` is the head's Content-Length; None for the chunked coding. `flow` receives backpressure. While the call
-    waits for a connection, `Call.writable` is False; `flow` is called when that changes.
+    waits for a connection, `Call.writable` is False; `flow` is called when that changes. An upload is for one call.
     """
 
-    __slots__ = ("flow", "length")
+    __slots__ = ("_left", "complete", "flow", "length")
 
     def __init__(self, length: int | None, flow: Flow) -> None:
         self.length = length
         self.flow = flow
+        self.complete = False
+        self._left = length  # bytes of it that were not written yet
+
+    def frame(self, chunk: Buffer) -> list[Buffer]:
+        """Return what to send for the next piece. Raises ValueError beyond the length."""
+        if self._left is None:
+            return gather(chunk_of(chunk)) if len(chunk) else []
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise ValueError("more was written than the request's announced length")
+        return [chunk]
+
+    def last(self) -> list[Buffer]:
+        """Return what to send behind the last piece. Raises ValueError short of the length."""
+        if self._left:
+            raise ValueError(f"{self._left} bytes less were written than the request's announced length")
+        return [LAST_CHUNK] if self._left is None else []
 
 
 class Call:
     """One request under way."""
 
     __slots__ = (
-        "_flow",
         "_link",
-        "_owed",
         "_pieces",
         "_pool",
+        "_upload",
         "answered_bytes",
         "done",
         "expires",
@@ -119,7 +102,6 @@ class Call:
         "timeout",
         "unread_from",
         "upgrade",
-        "uploading",
     )
 
     def __init__(
@@ -136,17 +118,13 @@ class Call:
     ) -> None:
         self._pool = pool
         self._link: Upstream | None = None
-        self._owed: int | None = None
-        self._flow: Flow | None = None
+        self._upload: Upload | None = None
         if isinstance(body, Upload):
             self._pieces: list[Buffer] = [head]
-            self._owed = body.length
-            self._flow = body.flow
-            self.uploading = True
+            self._upload = body
             carries = True
         else:
             self._pieces = message(head, body)
-            self.uploading = False
             carries = len(self._pieces) > 1 or len(self._pieces[0]) > len(head)
         # The lowest status of an answer that may leave the body unread: the connection then serves no other call.
         self.unread_from = _NO_STATUS
@@ -159,7 +137,7 @@ class Call:
         self.upgrade = upgrade
         self.expires = NEVER  # while the call waits for a connection
         # A streamed body is not kept, so it can't be sent again.
-        self.retry_stale = retry_stale and not self.uploading
+        self.retry_stale = retry_stale and self._upload is None
         self.answered_bytes = False
         self.done = False
 
@@ -176,29 +154,25 @@ class Call:
     @property
     def streaming(self) -> bool:
         """Whether its body is streamed, so that no piece is kept after it was sent."""
-        return self._flow is not None
+        return self._upload is not None
+
+    @property
+    def uploading(self) -> bool:
+        """Whether its body is streamed and not complete."""
+        return self._upload is not None and not self._upload.complete
 
     def write(self, chunk: Buffer) -> None:
         """Send the next piece of an `Upload`; ignored once the call is over. Raises ValueError beyond its length."""
-        if self.done:
-            return
-        if self._owed is not None:
-            self._owed -= len(chunk)
-            if self._owed < 0:
-                raise ValueError("more was written than the request's announced length")
-            self._write([chunk])
-        else:
-            self._write(gather(chunk_of(chunk)) if len(chunk) else [])
+        if self._upload is not None:
+            self._write(self._upload.frame(chunk))
 
     def end(self) -> None:
         """Complete an `Upload`; ignored once the call is over. Raises ValueError short of its length."""
-        if self.done:
+        upload = self._upload
+        if upload is None:
             return
-        if self._owed:
-            raise ValueError(f"{self._owed} bytes less were written than the request's announced length")
-        if self._owed is None:
-            self._write([LAST_CHUNK])
-        self.uploading = False
+        self._write(upload.last())
+        upload.complete = True
         if self._link is not None:
             self._link.uploaded(self)
 
@@ -231,14 +205,14 @@ class Call:
         link.begin(self, self._pieces)
         if not self.retry_stale:
             self._pieces = []
-        if self._flow is not None and link.writable:
-            self._flow.resume_writing()
+        if self._upload is not None and link.writable:
+            self._upload.flow.resume_writing()
 
     def finish(self) -> None:
         """Take note that the call is over."""
         self.done = True
         self._link = None
-        self._flow = None
+        self._upload = None
 
     def fail(self, kind: FailureKind, text: str) -> None:
         """Report a failure to the receiver, unless the call is over."""
@@ -254,13 +228,13 @@ class Call:
 
     def pause_writing(self) -> None:
         """Pass backpressure on."""
-        if self._flow is not None:
-            self._flow.pause_writing()
+        if self._upload is not None:
+            self._upload.flow.pause_writing()
 
     def resume_writing(self) -> None:
         """Pass its end on."""
-        if self._flow is not None:
-            self._flow.resume_writing()
+        if self._upload is not None:
+            self._upload.flow.resume_writing()
 
     def _write(self, pieces: list[Buffer]) -> None:
         if self._link is None:

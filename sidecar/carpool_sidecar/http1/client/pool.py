@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.http1.client.calls import Call, FailureKind, Receiver, StreamReceiver, Upload, UpstreamError
+from carpool_sidecar.http1.client.calls import Call, Receiver, StreamReceiver, Upload
+from carpool_sidecar.http1.client.connections import Connections
+from carpool_sidecar.http1.client.connector import Connector
+from carpool_sidecar.http1.client.errors import UpstreamError
 from carpool_sidecar.http1.client.upstream import Tunnel, Upstream
+from carpool_sidecar.http1.client.waiting import WaitingCalls
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.memory import Budget
-from carpool_sidecar.http1.sockets import unix_socket
 from carpool_sidecar.http1.timing import NEVER, Ticker, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool_sidecar.http1.messages import Body
-
-# Nothing listens there. Any other error says nothing about the upstream: no file descriptor is left, for example, or a
-# name could not be resolved. None: asyncio has no number if several addresses failed.
-_GONE = frozenset({errno.ECONNREFUSED, errno.ENOENT, None})
 
 
 class Pool:
@@ -57,15 +53,7 @@ class Pool:
         turns: Turns | None = None,
         shared: bool = True,
     ) -> None:
-        self._host = host
-        self._port = port
-        self._path = path
-        self._max_connections = max_connections
-        self._max_waiting = max_waiting
-        self._max_wait = max_wait
-        self._setting = setting
-        self._connect_timeout = connect_timeout
-        self._idle_timeout = idle_timeout
+        self._connector = Connector(host, port, path, connect_timeout)
         self.reuse = reuse
         self._loop = asyncio.get_running_loop()
         self.limits = limits or ClientLimits()
@@ -73,42 +61,35 @@ class Pool:
         self.budget = budget or Budget(NEVER)
         self.turns = turns or Turns(self.limits.turn, self.clock)
         self.shared = shared
-        self._open: set[Upstream] = set()
-        self._idle: list[Upstream] = []
+        self._connections = Connections(max_connections, setting, idle_timeout, self.limits.fresh)
+        self._waiting = WaitingCalls(max_waiting, max_wait, self.budget)
         self.answers = 0  # complete ones, so far
-        self._waiting: deque[Call] = deque()
-        self._connecting: set[asyncio.Task[None]] = set()
-        self._waiting_bytes = 0  # of streamed requests that wait, counted as held
         self._ticker = Ticker(self.limits.tick, self._expire, self.clock)
-        self._closed = False
 
     @property
     def authority(self) -> bytes:
         """The value of a Host header for this upstream."""
-        if self._path is not None:
-            return b"localhost"
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{host}:{self._port}".encode()
+        return self._connector.authority
 
     @property
     def connections(self) -> int:
         """How many connections are open."""
-        return len(self._open)
+        return len(self._connections.open)
 
     @property
     def idle(self) -> int:
         """How many open connections have no call."""
-        return len(self._idle)
+        return len(self._connections.idle)
 
     @property
     def free(self) -> bool:
         """Whether a call would get a connection without waiting for another call to end."""
-        return bool(self._idle) or not self._full
+        return bool(self._connections.idle) or not self._full
 
     @property
     def waiting(self) -> int:
         """How many calls wait for a connection."""
-        return len(self._waiting)
+        return len(self._waiting.queue)
 
     def send(
         self,
@@ -152,178 +133,107 @@ class Pool:
         At the cap, the oldest idle connection closes to make room; the call fails ("busy") if there is none.
         ``patience``: seconds that the upstream may take to read data sent to it. Raises ``UpstreamError``.
         """
-        if self._full and self._idle:
-            self._idle[0].close()
-        if self._closed or self._full:
-            text = (
-                f"all {self._max_connections} connections to the upstream are taken; raise {self._setting} or replicas"
-            )
-            raise UpstreamError("busy", text, answered_bytes=False)
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
-        self._connecting.add(task)
+        connections = self._connections
+        if self._full and connections.idle:
+            connections.idle[0].close()
+        if self._connector.closed or self._full:
+            raise UpstreamError("busy", connections.taken(), answered_bytes=False)
         link = Tunnel(self, patience)
-        try:
-            failure = await self._open_link(lambda: link)
-        finally:
-            self._connecting.discard(task)
+        failure = await self._connector.connect(lambda: link)
         if failure is not None:
             raise UpstreamError(*failure, answered_bytes=False)
         return link
 
     async def close(self) -> None:
         """Close everything; calls under way fail with "reset"."""
-        self._closed = True
         self._ticker.stop()
-        for task in tuple(self._connecting):
-            task.cancel()
-        await asyncio.gather(*self._connecting, return_exceptions=True)
-        for call in tuple(self._waiting):
-            call.fail("reset", "the pool was closed")
-        self._waiting.clear()
-        for link in tuple(self._open):
-            link.abandon("the pool was closed")
+        await self._connector.close()
+        text = "the pool was closed"
+        self._waiting.fail_all(text)
+        self._connections.abandon_all(text)
 
     # Called by calls and connections
 
     def opened(self, link: Upstream) -> None:
         """Take a new connection."""
-        self._open.add(link)
+        self._connections.open.add(link)
         self._ticker.start()
         self.release(link)
 
     def adopt(self, link: Upstream) -> None:
         """Take a new connection that serves no calls."""
-        self._open.add(link)
+        self._connections.open.add(link)
         self._ticker.start()
 
     def release(self, link: Upstream) -> None:
         """Take back a connection whose call is answered."""
-        if self._waiting:
-            self._waiting.popleft().begin(link)
+        queue = self._waiting.queue
+        if queue:
+            queue.popleft().begin(link)
         elif not self.reuse:
             link.close()  # its call was cancelled while it was opened
         else:
-            link.deadline = self.clock() + self._idle_timeout
-            self._idle.append(link)
+            self._connections.make_idle(link, self.clock())
 
     def forget(self, link: Upstream) -> None:
         """Take note that a connection is gone."""
-        if link in self._open:
-            self._open.discard(link)
-            if link in self._idle:
-                self._idle.remove(link)
+        if self._connections.discard(link):
             self._connect_as_needed()
 
     def retry(self, call: Call) -> None:
         """Send a call again on a new connection, before all waiting calls: idle connections may be stale, too."""
         call.unlink()
-        call.expires = self.clock() + self._wait(call)
-        for link in tuple(self._idle):
-            link.close()
-        self._waiting.appendleft(call)
+        self._connections.close_idle()
+        self._waiting.prepend(call, self.clock())
         self._connect_as_needed()
 
     def withdraw(self, call: Call) -> None:
         """Remove a cancelled call from the queue, unless the full queue had refused it."""
-        with suppress(ValueError):
-            self._waiting.remove(call)
+        self._waiting.remove(call)
 
     # Connections
 
     def _place(self, call: Call) -> Call:
-        if self._idle:
-            if call.retry_stale or self._fresh(self._idle[-1]):
-                call.begin(self._idle.pop())
+        connections, waiting = self._connections, self._waiting
+        idle = connections.idle
+        if idle:
+            if call.retry_stale or connections.is_fresh(idle[-1], self.clock()):
+                call.begin(idle.pop())
                 return call
-            self._idle[0].close()  # the oldest makes room for a new one
-        if self._closed:
+            idle[0].close()  # the oldest makes room for a new one
+        if self._connector.closed:
             self._loop.call_soon(call.fail, "refused", "the pool is closed")
-        elif len(self._waiting) >= self._max_waiting + max(0, self._max_connections - len(self._open)):
-            wait = f"{self._max_waiting:.0f} calls wait"
-            text = f"all {self._max_connections} connections to the upstream are taken, and {wait}"
-            self._loop.call_soon(call.fail, "busy", f"{text}; raise {self._setting} or replicas")
+        elif waiting.is_full(max(0, connections.limit - len(connections.open))):
+            self._loop.call_soon(call.fail, "busy", connections.taken(f", and {waiting.limit:.0f} calls wait"))
         else:
-            call.expires = self.clock() + self._wait(call)
-            self._waiting.append(call)
+            waiting.append(call, self.clock())
             self._connect_as_needed()
         return call
-
-    def _wait(self, call: Call) -> float:
-        """Return the seconds that a call may wait for a connection."""
-        return min(call.timeout, self._max_wait)
-
-    def _fresh(self, link: Upstream) -> bool:
-        """Whether an idle connection was used so recently that the upstream has hardly closed it since."""
-        return self.clock() - (link.deadline - self._idle_timeout) < self.limits.fresh
 
     @property
     def _full(self) -> bool:
         """Whether no further connection may be opened; idle ones count as open."""
-        return len(self._open) + len(self._connecting) >= self._max_connections
+        return len(self._connections.open) + len(self._connector.attempts) >= self._connections.limit
 
     def _connect_as_needed(self) -> None:
-        while len(self._connecting) < len(self._waiting) and not self._full and not self._closed:
-            task = self._loop.create_task(self._connect())
-            self._connecting.add(task)
+        attempts = self._connector.attempts
+        while len(attempts) < len(self._waiting.queue) and not self._full and not self._connector.closed:
+            attempts.add(self._loop.create_task(self._connect()))
             self._ticker.start()
 
     async def _connect(self) -> None:
-        failure: tuple[FailureKind, str] | None = None
         began = self.clock()
-        try:
-            failure = await self._open_link(lambda: Upstream(self))
-        finally:
-            task = asyncio.current_task()
-            assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
-            self._connecting.discard(task)
-        if failure is not None and self._waiting:
+        failure = await self._connector.connect(lambda: Upstream(self))
+        queue = self._waiting.queue
+        if failure is not None and queue:
             # Each attempt serves one call: the calls behind it have their own attempts, or get them now. So does a call
             # that came later than the attempt began: the one it was made for got another connection.
-            call = self._waiting[0]
-            if call.expires <= began + self._wait(call):
-                self._waiting.popleft().fail(*failure)
+            call = queue[0]
+            if call.expires <= began + self._waiting.longest_wait(call):
+                queue.popleft().fail(*failure)
         self._connect_as_needed()
 
-    async def _open_link(self, made: Callable[[], Upstream]) -> tuple[FailureKind, str] | None:
-        """Open a connection; return the reason if that fails."""
-        try:
-            async with asyncio.timeout(self._connect_timeout):
-                if self._path is not None:
-                    await self._loop.create_unix_connection(made, sock=await unix_socket(self._path))
-                elif self._host == "localhost":
-                    await self._connect_here(made)
-                else:
-                    await self._loop.create_connection(made, self._host, self._port)
-        except TimeoutError:
-            return "timeout", f"no connection to the upstream within {self._connect_timeout:g} s"
-        except OSError as error:
-            return "refused" if error.errno in _GONE else "connect", f"no connection to the upstream: {error}"
-        return None
-
-    async def _connect_here(self, made: Callable[[], Upstream]) -> None:
-        """Connect to this machine by IPv4 or IPv6: a server at ``::`` need not listen on IPv4.
-
-        It uses no resolver, which would take a thread for each connection.
-        """
-        try:
-            await self._loop.create_connection(made, "127.0.0.1", self._port)
-        except OSError as error:
-            try:
-                await self._loop.create_connection(made, "::1", self._port)
-            except OSError:
-                raise error from None
-
     def _expire(self, now: float) -> bool:
-        for link in tuple(self._open):
-            link.weigh()
-            if now >= link.deadline:
-                link.expire()
-        for call in tuple(self._waiting):
-            if now >= call.expires and not call.done:
-                self._waiting.remove(call)
-                call.fail("timeout", f"no connection to the upstream was free within {self._wait(call):g} s")
-        waiting = sum(call.waiting_bytes for call in self._waiting)
-        self.budget.held += waiting - self._waiting_bytes
-        self._waiting_bytes = waiting
-        return bool(self._open or self._waiting or self._connecting)
+        self._connections.expire(now)
+        self._waiting.expire(now)
+        return bool(self._connections.open or self._waiting.queue or self._connector.attempts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.http1.client.calls import Call, Upload, UpstreamError
+from carpool_sidecar.http1.client.calls import Call, Upload
 from carpool_sidecar.http1.messages import (
     CHUNKED,
     Added,
@@ -27,6 +27,7 @@ from carpool_sidecar.http1.relay.intermediary import (
 )
 
 if TYPE_CHECKING:
+    from carpool_sidecar.http1.client.errors import UpstreamError
     from carpool_sidecar.http1.client.pool import Pool
     from carpool_sidecar.http1.client.upstream import Upstream
     from carpool_sidecar.http1.server.exchange import Exchange

@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 from server_messages import CHUNKED_OK, GET, HEAD, OK, UNTIL_CLOSE_OK, answering, post
 
-from carpool_sidecar.http1.client.calls import Upload, UpstreamError
+from carpool_sidecar.http1.client.calls import Upload
+from carpool_sidecar.http1.client.errors import UpstreamError
 from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.client.upstream import Upstream
 from carpool_sidecar.http1.limits import ClientLimits
@@ -40,10 +41,10 @@ async def test_the_connection_used_last_is_used_first(upstream, pool, ask, kit):
     for receiver in receivers:
         await receiver.over.wait()
     assert pool.connections == 3
-    last = pool._idle[-1]
+    last = pool._connections.idle[-1]
     for _ in range(5):
         await ask()
-        assert pool._idle[-1] is last
+        assert pool._connections.idle[-1] is last
 
 
 async def test_at_the_cap_calls_wait_in_order(upstream, kit):
@@ -223,7 +224,7 @@ async def test_a_reset_does_not_complete_an_answer_that_ends_with_the_connection
     upstream.script = answering(UNTIL_CLOSE_OK)
     receiver = kit.Receiver()
     (pool.stream if stream else pool.send)(GET, b"", receiver)
-    await kit.until(lambda: pool._open and next(iter(pool._open))._body.size == 5)
+    await kit.until(lambda: pool._connections.open and next(iter(pool._connections.open))._answer.body.size == 5)
     upstream.peers[0].reset()
     await receiver.over.wait()
     assert receiver.events[-1] == ("failed", "reset", True)
@@ -238,9 +239,9 @@ async def test_at_the_cap_the_oldest_idle_connection_makes_room_for_a_tunnel(ups
     for receiver in receivers:
         await receiver.over.wait()
     assert (pool.connections, pool.idle) == (2, 2)
-    oldest = pool._idle[0]
+    oldest = pool._connections.idle[0]
     tunnels = [await pool.tunnel(patience=1.0)]
-    assert oldest not in pool._open
+    assert oldest not in pool._connections.open
     assert (pool.connections, pool.idle) == (2, 1)
     tunnels.append(await pool.tunnel(patience=1.0))
     assert (pool.connections, pool.idle) == (2, 0)

@@ -106,11 +106,11 @@ async def test_an_attempt_that_fails_does_not_fail_a_call_that_came_after_it_beg
         pool = Pool(path=path, connect_timeout=0.01, clock=clock)
         early, late = kit.Receiver(), kit.Receiver()
         leaver = pool.send(GET, b"", early)
-        (attempt,) = pool._connecting
+        (attempt,) = pool._connector.attempts
         for _ in range(5):
             await asyncio.sleep(0)
         leaver.cancel()  # as if it had got a connection that another call left
-        pool._connect_timeout = 60.0
+        pool._connector._timeout = 60.0
         clock.now += 1.0
         pool.send(GET, b"", late)
         await attempt

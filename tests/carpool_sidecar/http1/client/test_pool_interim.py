@@ -37,7 +37,9 @@ async def test_a_head_that_never_ends_does_not_put_the_deadline_off(timed, kit):
     timed.pool.send(GET, b"", receiver, timeout=10.0)
     for _ in range(9):
         timed.feed(
-            b"H" if not timed.protocol._buffer else b"TTP/1.1 200 OK\r\nX: "[len(timed.protocol._buffer) - 1 :][:1]
+            b"H"
+            if not timed.protocol._heads._beginning
+            else b"TTP/1.1 200 OK\r\nX: "[len(timed.protocol._heads._beginning) - 1 :][:1]
         )
         timed.after(1.0)
     assert receiver.events == []

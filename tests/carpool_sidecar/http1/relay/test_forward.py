@@ -225,9 +225,9 @@ async def test_a_slow_client_slows_the_upstream(upstream, pool, client, kit):
     keep(upstream, b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
     client.transport.pause_reading()
     client.write(GET)
-    await kit.until(lambda: pool._open)
-    (link,) = pool._open
-    await kit.until(lambda: link._response is not None)
+    await kit.until(lambda: pool._connections.open)
+    (link,) = pool._connections.open
+    await kit.until(lambda: link._answer.head is not None)
     (peer,) = upstream.peers
     sent = 0
     while link.transport.is_reading():
@@ -246,7 +246,7 @@ async def test_a_slow_upstream_slows_the_client(upstream, pool, client, kit):
     client.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000000\r\n\r\n")
     client.write(bytes(50_000_000))
     await upstream.connected.wait()
-    await kit.until(lambda: pool._open and not next(iter(pool._open)).writable)
+    await kit.until(lambda: pool._connections.open and not next(iter(pool._connections.open)).writable)
     assert client.transport.get_write_buffer_size() > 10_000_000
 
 

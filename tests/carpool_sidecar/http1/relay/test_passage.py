@@ -9,6 +9,7 @@ from forwarding_app import ForwardAll
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool_sidecar.http1.client.connector import Connector
 from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.relay.passage import Passage
 from carpool_sidecar.http1.server.heads import PREFACE, speaks_http1
@@ -179,8 +180,8 @@ async def test_no_upstream_cuts_the_connection(app, connect, upstream):
     await app.pool.close()
 
 
-async def test_tunnels_count_among_the_connections(echoing, app, upstream, connect, pool):
-    app.pool = Pool("127.0.0.1", pool._port, max_connections=1)
+async def test_tunnels_count_among_the_connections(echoing, app, upstream, connect):
+    app.pool = Pool("127.0.0.1", upstream.port, max_connections=1)
     one, writer = await connect()
     writer.write(HTTP2)
     await one.readexactly(4)
@@ -193,20 +194,20 @@ async def test_tunnels_count_among_the_connections(echoing, app, upstream, conne
 
 
 @pytest.mark.pure
-async def test_a_connection_that_is_cut_meanwhile_leaves_nothing(app, connect, server, pool):
-    app.pool = Pool("127.0.0.1", pool._port)
+async def test_a_connection_that_is_cut_meanwhile_leaves_nothing(app, connect, server, upstream, monkeypatch):
+    app.pool = Pool("127.0.0.1", upstream.port)
     asked, never = asyncio.Event(), asyncio.Event()
 
-    async def hang(_made):
+    async def hang(_connector, _made):
         asked.set()
         await never.wait()
 
-    app.pool._open_link = hang
+    monkeypatch.setattr(Connector, "_open", hang)
     _, writer = await connect()
     writer.write(HTTP2)
     await asked.wait()
     server.abort()
-    while app.pool._connecting:  # noqa: ASYNC110 - a turn of the loop ends it
+    while app.pool._connector.attempts:  # noqa: ASYNC110 - a turn of the loop ends it
         await asyncio.sleep(0)
     assert app.lost == 1
     assert app.pool.connections == 0
