@@ -82,11 +82,7 @@ class Connection(asyncio.Protocol):
         self._wire.lost()
         self._time_limits.deadline = NEVER
         body_of = self._intake.lost()
-        lost = [exchange for exchange in self._outgoing.queue if exchange.known]
-        for exchange in self._outgoing.queue:
-            self._intake.let_go(exchange)
-            exchange.drop()
-        self._outgoing.queue.clear()
+        lost = self._outgoing.lost()
         self._server.closed(self)
         if body_of is not None and body_of.streamed_to is not None and not body_of.ended:
             body_of.ended = True
@@ -197,21 +193,22 @@ class Connection(asyncio.Protocol):
 
     # Called by the exchanges
 
-    @property
-    def writable(self) -> bool:
-        """Whether the client has accepted all earlier data."""
-        return self._wire.writable
+    def sends_at_once(self, exchange: Exchange) -> bool:
+        """Return whether it is this exchange's turn, and the client has accepted all earlier data."""
+        return self._outgoing.current is exchange and self._wire.writable
 
-    def write(self, pieces: list[Buffer]) -> None:
-        """Write the pieces to the transport without copies."""
-        self._wire.write(pieces)
+    def send(self, exchange: Exchange, pieces: list[Buffer]) -> None:
+        """Write pieces of this exchange's answer to the transport without copies; before its turn, hold them."""
+        self._outgoing.write(exchange, pieces)
 
     def keeps_open(self, exchange: Exchange, *, final: bool) -> bool:
         """Return whether the connection stays open after this answer; `final`: skip the rest of the request's body."""
         return self._outgoing.keeps_open(exchange, final=final, draining=self._server.draining)
 
     def answered(self, exchange: Exchange) -> None:
-        """Continue with the next exchange; this one, the first, is answered."""
+        """Continue with the next exchange, if it was the turn of this one, which has its whole answer."""
+        if self._outgoing.current is not exchange:
+            return
         self._outgoing.answered(exchange)
         if self._server.waited_for and not self._outgoing.queue:
             self._server.became_idle()
@@ -262,6 +259,15 @@ class Connection(asyncio.Protocol):
             client.eof_received()
 
     # Called by a tunnel, after a switch
+
+    @property
+    def writable(self) -> bool:
+        """Whether the client has accepted all earlier data."""
+        return self._wire.writable
+
+    def write(self, pieces: list[Buffer]) -> None:
+        """Write the pieces to the transport without copies."""
+        self._wire.write(pieces)
 
     def stuck(self) -> None:
         """Give a client at the other end of a tunnel time to read."""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool_sidecar.http1.limits import ServerLimits
+    from carpool_sidecar.http1.server.application import Application
     from carpool_sidecar.http1.server.connection import Connection
-    from carpool_sidecar.http1.server.exchange import Application
     from carpool_sidecar.http1.server.intake import Intake
     from carpool_sidecar.http1.server.outgoing import Outgoing
     from carpool_sidecar.http1.server.time_limits import TimeLimits

@@ -17,7 +17,8 @@ from carpool_sidecar.http1.timing import NEVER, Ticker, Turns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from carpool_sidecar.http1.server.exchange import Application, Exchange
+    from carpool_sidecar.http1.server.application import Application
+    from carpool_sidecar.http1.server.exchange import Exchange
 
 
 # Connections looked at in one pass of the loop: a millisecond at most.
