@@ -38,6 +38,10 @@ LARGER: dict[tuple[str, str], int] = {
     ("carpool/batching/requests.py", "Batch: class attributes"): 17,
     ("carpool/batching/requests.py", "Request: class attributes"): 20,
     ("carpool/generation/requests.py", "Request: class attributes"): 13,
+    # The request and the answer that an application has in its hands. Each part would need the exchange itself, since
+    # the connection and its queue know requests by that; a reference back is a cycle, which only the garbage collector
+    # frees.
+    ("carpool_sidecar/http1/server/exchange.py", "Exchange: class attributes"): 17,
     # It puts the parts together: an attribute is a part, which reports and metrics read by its name.
     ("carpool_sidecar/sidecar.py", "Sidecar: class attributes"): 18,
     # Found larger when the limits came to be everywhere.
@@ -47,8 +51,6 @@ LARGER: dict[tuple[str, str], int] = {
     ("carpool_sidecar/http1/client/pool.py", "Pool: class attributes"): 24,
     ("carpool_sidecar/http1/client/upstream.py", "Upstream: class lines"): 379,
     ("carpool_sidecar/http1/client/upstream.py", "Upstream: class attributes"): 22,
-    ("carpool_sidecar/http1/server/exchange.py", "Exchange: class lines"): 267,
-    ("carpool_sidecar/http1/server/exchange.py", "Exchange: class attributes"): 17,
     ("carpool_sidecar/http1/server/incoming.py", "Incoming: class lines"): 273,
     ("carpool_sidecar/http1/server/incoming.py", "Incoming: class attributes"): 14,
     ("carpool_sidecar/http1/server/server.py", "Server: class attributes"): 16,

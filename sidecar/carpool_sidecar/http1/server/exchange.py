@@ -7,21 +7,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from carpool_sidecar.http1.messages import (
-    CHUNKED,
-    LAST_CHUNK,
-    Added,
     Body,
     Buffer,
     Flow,
     Headers,
-    chunk_of,
-    content_length,
     encode_response_head,
-    gather,
     has_body,
     message,
     size_of,
 )
+from carpool_sidecar.http1.server.framing import BodyWriter, framing_fields
 
 if TYPE_CHECKING:
     from carpool_sidecar.http1.client.upstream import Upstream
@@ -43,8 +38,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_connection", "_flow", "_head", "_owed", "_sink", "_started", "body", "buffered", "context", "ended",
-        "keep_alive", "known", "limit", "overflow", "received_at", "sent_at", "status",
+        "_body_writer", "_connection", "_flow", "_head", "_sink", "body", "buffered", "context", "ended",
+        "keep_alive", "known", "limit", "overflow", "received_at", "sent_at", "started", "status",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, head: RequestHead, limit: int) -> None:
@@ -52,8 +47,8 @@ class Exchange:
         self._head = head
         self._sink: Sink | None = None
         self._flow: Flow | None = None
-        self._started = False
-        self._owed: int | None = None  # bytes still owed of an announced length; None: chunked, or ends with the close
+        self.started = False  # an answer was begun
+        self._body_writer: BodyWriter | None = None  # of an answer that comes in pieces
         self.context: Any = None
         self.body: Buffer = b""
         self.buffered = 0  # bytes that are counted as held: of the body, and what the application charged
@@ -155,11 +150,6 @@ class Exchange:
     # The answer
 
     @property
-    def started(self) -> bool:
-        """Whether an answer was begun."""
-        return self._started
-
-    @property
     def writable(self) -> bool:
         """Whether written data are sent at once, without queueing."""
         return not self.ended and self._connection.sends_at_once(self)
@@ -184,7 +174,7 @@ class Exchange:
 
     def interim(self, status: int, headers: Headers) -> None:
         """Send an interim response (1xx) before the answer; clients of HTTP/1.0 do not know them."""
-        if not self.ended and not self._started and self._head.minor_version:
+        if not self.ended and not self.started and self._head.minor_version:
             self._write([encode_response_head(status, headers)])
 
     def start(self, status: int, headers: Headers, length: int | None, flow: Flow | None = None) -> None:
@@ -199,35 +189,27 @@ class Exchange:
         if length is None and not self._head.minor_version:
             self.keep_alive = False
         head = self._begin(status, headers, length, final=self._sink is None)
-        self._owed = length
+        self._body_writer = BodyWriter(self._head, length)
         self._write([head])
         if flow is not None and not self.writable:
             flow.pause_writing()
 
     def write(self, chunk: Buffer) -> None:
         """Send the next piece of the body. Raises ValueError beyond the announced length."""
-        if self.ended or not has_body(self.method, self.status):
-            return
-        if self._owed is not None:
-            self._owed -= len(chunk)
-            if self._owed < 0:
-                raise ValueError("more was written than the answer's announced length")
-            self._write([chunk])
-        elif self._head.minor_version:
-            self._write(gather(chunk_of(chunk)))
-        else:
-            self._write([chunk])
+        writer = self._body_writer
+        if writer is not None and not self.ended and has_body(self.method, self.status):
+            self._write(writer.piece(chunk))
 
     def end(self) -> None:
         """Complete the answer. If less than its announced length was written, the connection is cut instead."""
         if self.ended:
             return
-        if has_body(self.method, self.status):
-            if self._owed:
+        writer = self._body_writer
+        if writer is not None and has_body(self.method, self.status):
+            if not writer.is_complete:
                 self.abort()
                 return
-            if self._owed is None and self._head.minor_version:
-                self._write([LAST_CHUNK])
+            self._write(writer.last())
         self._finish()
 
     def abort(self) -> None:
@@ -236,21 +218,16 @@ class Exchange:
             self._connection.abort_answer(self)
 
     def _begin(self, status: int, headers: Headers, length: int | None, *, final: bool) -> bytes:
-        if self._started:
+        if self.started:
             raise RuntimeError("an answer was begun already")
-        added: Added = ()
-        if length is not None:
-            if status != 204 and (length or status != 304):  # a 304 would state the length of a body it does not send
-                added = (content_length(length),)
-        elif self._head.minor_version and has_body(self.method, status):
-            added = (CHUNKED,)
+        added = framing_fields(self._head, status, length)
         if not self._connection.keeps_open(self, final=final):
             self.keep_alive = False
             added += (_CLOSE,)
         elif not self._head.minor_version:
             added += (_KEEP_ALIVE,)
         head = encode_response_head(status, headers, added)
-        self._started = True
+        self.started = True
         self.status = status
         return head
 
@@ -285,7 +262,7 @@ class Exchange:
         if self.ended:
             upstream.close()
             return
-        self._started = True
+        self.started = True
         self.status = 101
         head = b"" if headers is None else encode_response_head(101, headers)
         self._connection.switch(self, head, upstream, rest)
