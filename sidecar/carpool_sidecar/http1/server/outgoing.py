@@ -151,6 +151,15 @@ class Outgoing:
         self.limit = 1
         return True
 
+    def switched(self, exchange: Exchange, head: bytes) -> None:
+        """Answer with the head of a switch to another protocol; the exchange stays the first while that lasts."""
+        self._wire.write([head])
+        self._time_limits.deadline = NEVER
+        exchange.sent_at = self._clock()
+        exchange.ended = True
+        exchange.known = False
+        self._app.sent(exchange)
+
     def probe(self) -> None:
         """Provoke a reset from a client that has gone entirely.
 
