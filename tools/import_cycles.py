@@ -34,6 +34,10 @@ ALLOWED: dict[Import, str] = {
     ): "a connection knows its call",
     ("carpool_sidecar.http1.server.connection", "carpool_sidecar.http1.server.server"): "a connection knows its server",
     (
+        "carpool_sidecar.http1.server.application",
+        "carpool_sidecar.http1.server.exchange",
+    ): "it is called with exchanges",
+    (
         "carpool_sidecar.http1.server.exchange",
         "carpool_sidecar.http1.server.connection",
     ): "it knows its connection",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from carpool.generation.profiles import EngineProfile
     from carpool_cli.profiling.device_profile import DeviceProfile
-    from carpool_sidecar.http1.server.exchange import Application
+    from carpool_sidecar.http1.server.application import Application
 
 
 async def serve(

@@ -58,9 +58,10 @@ class StreamTerms:
         if self.slo is None or stream.ticket.batch:
             return self.slo is not None
         slo = stream.ticket.targets or self.slo
-        if stream.first_at is None:
+        first_at = stream.progress.first_at
+        if first_at is None:
             return seconds <= slo.ttft + (slo.tpot * steps if steps > 0 else 0.0)
-        return stream.first_at - stream.ticket.arrival <= slo.ttft and (tpot is None or tpot <= slo.tpot)
+        return first_at - stream.ticket.arrival <= slo.ttft and (tpot is None or tpot <= slo.tpot)
 
 
 class Streams:
@@ -103,7 +104,11 @@ class Streams:
     def kv_tokens(self) -> int:
         """Tokens of the requests with the engine, prompts and answers so far; estimated."""
         return round(
-            sum(stream.ticket.prompt_tokens + stream.output_tokens for stream in self.under_way if stream.sent_on)
+            sum(
+                stream.ticket.prompt_tokens + stream.progress.output_tokens
+                for stream in self.under_way
+                if stream.sent_on
+            )
         )
 
     # Called by streams
@@ -113,7 +118,6 @@ class Streams:
         self.rate.count()
         exchange = stream.exchange
         asked = stream.asked = read(stream.endpoint, exchange.body)
-        stream.per_event = self.sizes.per_event(asked.model)
         facts = read_headers(exchange.headers)
         deadline = facts.deadline_s
         batch = asked.flexible or facts.batch
@@ -128,7 +132,8 @@ class Streams:
             deadline=inf if deadline is None else exchange.received_at + deadline,
             choices=asked.prompts if asked.model in self._single else asked.choices,
         )
-        stream.arrived(ticket, None if self.terms.slo is None else deadline)  # without targets nothing is ended here
+        # Without targets nothing is ended here.
+        stream.arrived(ticket, self.sizes.per_event(asked.model), None if self.terms.slo is None else deadline)
         self.under_way.add(stream)
         self.gatekeeper.arrive(stream)
 
@@ -147,51 +152,47 @@ class Streams:
     def tokens(self, stream: Stream, events: int) -> None:
         """Count events with tokens."""
         now = self._clock()
-        counts = self.models.known(stream.asked.model)
-        if stream.first_at is None:
-            stream.first_at = now
+        counts, progress = self.models.known(stream.asked.model), stream.progress
+        if progress.first_at is None:
+            progress.first_at = now
             counts.ttft.add(now - stream.ticket.arrival)
             self.gatekeeper.first_token(stream)
         else:
-            counts.gaps.add(now - stream.last_at)
-        stream.last_at = now
-        first = min(events, stream.openings)
-        stream.openings -= first
-        events -= first
-        if events:
-            stream.steps += events / stream.choices
-            self.gatekeeper.progress(stream, events * stream.per_event)
+            counts.gaps.add(now - progress.last_at)
+        progress.last_at = now
+        if later := progress.advance(events):
+            self.gatekeeper.progress(stream, later)
 
     def choice_ended(self, stream: Stream) -> None:
         """Take note of the end of one of several choices."""
-        stream.choices = max(1, stream.choices - 1)
+        stream.progress.choice_ended()
         self.gatekeeper.choice_ended(stream)
 
     def left(self, stream: Stream, how: str, said: Ending | None) -> None:
         """Count a request that ended. ``said``: what the engine said at the end of a complete answer."""
         self.under_way.discard(stream)
-        model, ticket = stream.asked.model, stream.ticket
+        model, ticket, progress = stream.asked.model, stream.ticket, stream.progress
         counts = self.models.known(model)
         counts.ended(how)
         judged = not ticket.batch and self.terms.slo is not None
         if said is None:
             counts.missed += judged and how in TOO_LATE
-            counts.output_tokens += round(stream.output_tokens)
-            self.gatekeeper.ended(stream, round(stream.output_tokens / ticket.choices), complete=False)
+            counts.output_tokens += round(progress.output_tokens)
+            self.gatekeeper.ended(stream, round(progress.output_tokens / ticket.choices), complete=False)
             return
         if said.prompt_tokens is not None:
             self.sizes.learn_prompt(model, stream.asked.prompt_bytes, said.prompt_tokens)
-        if said.output_tokens is not None and stream.events:
-            self.sizes.learn_answer(model, stream.events, said.output_tokens)
+        if said.output_tokens is not None and progress.events:
+            self.sizes.learn_answer(model, progress.events, said.output_tokens)
         output = self._output(stream, said)
         counts.prompt_tokens += ticket.prompt_tokens if said.prompt_tokens is None else said.prompt_tokens
         counts.output_tokens += output
         now = self._clock()
         counts.durations.add(now - ticket.arrival)
-        longest = output / ticket.choices * stream.longest
-        steps, tpot = _steps(stream, output, longest), None
-        if stream.first_at is not None and steps > 0:
-            tpot = (stream.last_at - stream.first_at) / steps
+        longest = output / ticket.choices * stream.answer.longest(ticket.choices)
+        steps, tpot = progress.steps_of(output, ticket.choices, longest), None
+        if progress.first_at is not None and steps > 0:
+            tpot = (progress.last_at - progress.first_at) / steps
             counts.tpot.add(tpot)
         hit = self.terms.met(stream, now - ticket.arrival, steps, tpot)
         counts.hits += hit
@@ -211,26 +212,15 @@ class Streams:
         """Return the tokens of a complete answer: the engine's count, else from its events, else from its bytes."""
         if said.output_tokens is not None:
             return said.output_tokens
-        return round(stream.output_tokens) if stream.events else max(1, round(stream.ends.size / BYTES_PER_TOKEN))
+        progress = stream.progress
+        return round(progress.output_tokens) if progress.events else max(1, round(stream.answer.size / BYTES_PER_TOKEN))
 
     def _learn_single(self, stream: Stream) -> None:
         """Note whether an engine supports ``n``. Lists of prompts don't show that: TGI answers all of these."""
-        asked, ended = stream.asked, stream.choices_ended
+        asked, ended = stream.asked, stream.answer.choices_ended
         if asked.choices == 1 or asked.prompts > 1 or not ended:
             return
         if ended > 1:
             self._single.discard(asked.model)
         elif len(self._single) < MOST:
             self._single.add(asked.model)
-
-
-def _steps(stream: Stream, output: int, longest: float) -> float:
-    """Return the tokens after the first of a complete answer; of its longest choice, where that is seen.
-
-    ``longest``: its tokens, where the answer came whole.
-    """
-    choices = stream.ticket.choices
-    later = stream.events - choices
-    if choices == 1 or later <= 0:
-        return longest - 1
-    return stream.steps * (output - choices) / later

@@ -9,9 +9,10 @@ import msgspec
 
 from carpool.generation.requests import Reason
 from carpool_sidecar.dispatch.answers import retry_after
-from carpool_sidecar.generation.answers import ERROR, LONGEST_WHOLE, Ending, Ends, Events, ending, longest
+from carpool_sidecar.generation.answer_reader import AnswerReader
+from carpool_sidecar.generation.answers import ERROR, Ending
+from carpool_sidecar.generation.progress import Progress
 from carpool_sidecar.generation.requests import Api, Asked
-from carpool_sidecar.http1.messages import find
 from carpool_sidecar.http1.relay.forward import Forwarding
 
 if TYPE_CHECKING:
@@ -77,57 +78,21 @@ class Stream(Forwarding):
     Nothing here changes what is forwarded: a fault in looking at it only ends the looking.
     """
 
-    __slots__ = (
-        "_done",
-        "_events",
-        "_overdue",
-        "_watcher",
-        "_whole",
-        "asked",
-        "choices",
-        "endpoint",
-        "ends",
-        "events",
-        "first_at",
-        "headers",
-        "last_at",
-        "openings",
-        "per_event",
-        "status",
-        "steps",
-        "streams",
-        "ticket",
-    )
+    __slots__ = ("_done", "_overdue", "_watcher", "answer", "asked", "endpoint", "progress", "streams", "ticket")
 
     ticket: Request
 
     def __init__(self, exchange: Exchange, pool: Pool, timeout: float, watcher: Watcher, endpoint: Endpoint) -> None:
         super().__init__(exchange, pool, timeout)
         self._watcher = watcher
-        self._events: Events | None = None  # of an answer that comes in events
         self._overdue: asyncio.TimerHandle | None = None
         self._done = True  # nobody counts it
-        self._whole = bytearray()  # of an answer that comes whole, with several choices
         self.endpoint = endpoint
         self.asked = Asked("", endpoint.streams is True, None, 0, None, flexible=False)
         self.streams = False
         """Whether the answer is requested, or arrives, token by token."""
-        self.per_event = 1.0
-        """Assumed tokens of an event."""
-        self.events = 0
-        """Events with a token so far."""
-        self.choices = 1
-        """Choices of a stream that have not ended; the last one is kept."""
-        self.openings = 1
-        """First tokens that have not arrived: one for each choice."""
-        self.steps = 0.0
-        """Events after the first, per choice: those of the longest choice."""
-        self.first_at: float | None = None
-        self.last_at = 0.0
-        self.status = 0
-        self.headers: Headers = ()
-        self.ends = Ends()
-        """The answer's first and last bytes."""
+        self.progress = Progress()
+        self.answer = AnswerReader()
 
     @property
     def exchange(self) -> Exchange:
@@ -139,25 +104,13 @@ class Stream(Forwarding):
         """Whether the request was sent to the engine."""
         return self._call is not None
 
-    @property
-    def choices_ended(self) -> int | None:
-        """Choices of a stream that have ended, if it has several; None if that is not visible."""
-        return None if self._events is None else self._events.ends
+    def arrived(self, ticket: Request, per_event: float, deadline: float | None) -> None:
+        """Start to count the request.
 
-    @property
-    def longest(self) -> float:
-        """The longest choice of an answer that came whole, over the mean of its choices; 1 if that is not visible."""
-        return longest(self._whole, self.ticket.choices) if self._whole else 1.0
-
-    @property
-    def output_tokens(self) -> float:
-        """Tokens so far, as far as they are visible."""
-        return self.events * self.per_event
-
-    def arrived(self, ticket: Request, deadline: float | None) -> None:
-        """Start to count the request; ``deadline`` in seconds from now, if the caller named one."""
+        ``per_event``: assumed tokens of an event. ``deadline`` in seconds from now, if the caller named one.
+        """
         self.ticket = ticket
-        self.choices = self.openings = ticket.choices
+        self.progress = Progress(ticket.choices, per_event)
         self.streams = self.asked.streams
         self._done = False
         if deadline is not None:
@@ -240,40 +193,38 @@ class Stream(Forwarding):
             self._leave(FAILED)
 
     def _begun(self, status: int, headers: Headers) -> None:
-        self.status = status
-        self.headers = headers
-        if not 200 <= status < 300:
+        answer = self.answer
+        answer.begin(status, headers, self.endpoint.api, several=self.asked.choices > 1)
+        if not answer.succeeded:
             return
         # The request has served: a prompt of 100 KB is not held for as long as the answer takes.
         self._exchange.body = b""
         self._exchange.refund(self._exchange.buffered)
-        kind = find(headers, b"content-type") or b""
-        readable = find(headers, b"content-encoding") in {None, b"identity"}
-        if readable and kind.lower().startswith(b"text/event-stream"):
-            self._events = Events(self.endpoint.api, several=self.asked.choices > 1)
         self._watcher.begun(self)
-        self._watcher.shows(self, streams=self._events is not None)
+        self._watcher.shows(self, streams=answer.in_events)
 
     def _passed(self, chunk: bytes) -> None:
-        self.ends.add(chunk)
-        if self._events is None:
-            if self.ticket.choices > 1 and self.ends.size <= LONGEST_WHOLE:
-                self._whole += chunk
+        answer, progress = self.answer, self.progress
+        before = answer.choices_ended or 0
+        count = answer.add(chunk)
+        if not answer.in_events:
+            if self.ticket.choices > 1:
+                answer.keep(chunk)
             return
-        before = self._events.ends
-        if count := self._events.feed(chunk):
-            self.events += count
+        if count:
+            progress.events += count
             self._watcher.tokens(self, count)
-        elif not self.events and self._events.begins(chunk):
+        elif not progress.events and answer.begins(chunk):
             self._watcher.begins(self)
-        for _ in range(self._events.ends - before):
+        for _ in range((answer.choices_ended or 0) - before):
             self._watcher.choice_ended(self)
 
     def _ended(self) -> None:
-        if self._done or not 200 <= self.status < 300:
-            self._leave(str(self.status))
+        answer = self.answer
+        if self._done or not answer.succeeded:
+            self._leave(str(answer.status))
             return
-        said = ending(self.ends.text(), self.headers)
+        said = answer.ending()
         if said.reason == ERROR:
             self._leave(FAILED)
         else:

@@ -63,21 +63,39 @@ class HttpError(Exception):
         self.headers = headers
 
 
-class RequestHead(NamedTuple):
+class RequestHead:
     """The head of a request.
 
-    `target` is in origin-form. If it came in absolute-form, Host is the authority named there. `length` is the body's
-    length in bytes, or `IN_CHUNKS`. `upgrade`: protocols that may replace HTTP, as the field names them.
+    `target` is in origin-form. If it came in absolute-form, Host is the authority named there. `path` is the target up
+    to the question mark, `query` what follows it; neither is decoded. `length` is the body's length in bytes, or
+    `IN_CHUNKS`. `upgrade`: protocols that may replace HTTP, as the field names them.
     """
 
-    method: bytes
-    target: bytes
-    headers: FieldLines
-    minor_version: int
-    keep_alive: bool
-    length: int
-    expects_continue: bool
-    upgrade: bytes = b""
+    __slots__ = (
+        "expects_continue", "headers", "keep_alive", "length", "method", "minor_version", "path", "query", "target",
+        "upgrade",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: FieldLines,
+        minor_version: int,
+        keep_alive: bool,
+        length: int,
+        expects_continue: bool,
+        upgrade: bytes = b"",
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.path, _, self.query = target.partition(b"?")
+        self.headers = headers
+        self.minor_version = minor_version
+        self.keep_alive = keep_alive
+        self.length = length
+        self.expects_continue = expects_continue
+        self.upgrade = upgrade
 
 
 class ResponseHead(NamedTuple):
@@ -114,27 +132,8 @@ def parse_request_head(head: bytes) -> RequestHead:
     Raises HttpError: 400 for what is malformed or ambiguous, 417 for an unknown expectation, 501 for an unknown method
     or transfer coding, 505 for another version.
     """
-    collector = _Collector()
-    parser = httptools.HttpRequestParser(collector)
-    try:
-        parser.feed_data(head)
-    except httptools.HttpParserUpgrade:
-        pass  # the protocol stays HTTP/1.1: an Upgrade is an offer that a server may ignore
-    except httptools.HttpParserInvalidMethodError:
-        raise _unknown_method() from None
-    except httptools.HttpParserError as error:
-        raise HttpError(400, "malformed-head", f"malformed request head: {error}") from None
-    method, target, headers = parser.get_method(), collector.target, collector.headers
-
-    # llhttp also accepts HTTP/0.9, HTTP/2.0, RTSP and several spaces. So the first line is compared with our own form.
-    line = b"%b %b HTTP/" % (method, target)
-    if not head.startswith(line):
-        raise HttpError(400, "malformed-head", "malformed request line: want METHOD target HTTP/1.1")
-    if head[len(line) : len(line) + 5] not in {b"1.1\r\n", b"1.0\r\n"}:
-        raise HttpError(505, "unknown-version", "only HTTP/1.1 and HTTP/1.0 are spoken here")
-    minor_version = head[len(line) + 2] - ord("0")
-    if method == b"CONNECT":
-        raise HttpError(501, "unknown-method", "no tunnels: CONNECT is not served")
+    method, target, headers = _parse_request(head)
+    minor_version = _request_version(head, method, target)
 
     lengths: list[bytes] = []
     codings: list[bytes] = []
@@ -225,6 +224,34 @@ def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
     elif length is None:
         length, keep_alive = UNTIL_CLOSE, False
     return ResponseHead(status, headers, keep_alive, length)
+
+
+def _parse_request(head: bytes) -> tuple[bytes, bytes, FieldLines]:
+    """Return the method, the target and the field lines, as llhttp reads them. Raises HttpError (400, 501)."""
+    collector = _Collector()
+    parser = httptools.HttpRequestParser(collector)
+    try:
+        parser.feed_data(head)
+    except httptools.HttpParserUpgrade:
+        pass  # the protocol stays HTTP/1.1: an Upgrade is an offer that a server may ignore
+    except httptools.HttpParserInvalidMethodError:
+        raise _unknown_method() from None
+    except httptools.HttpParserError as error:
+        raise HttpError(400, "malformed-head", f"malformed request head: {error}") from None
+    return parser.get_method(), collector.target, collector.headers
+
+
+def _request_version(head: bytes, method: bytes, target: bytes) -> int:
+    """Check the request line; return the minor version of HTTP/1. Raises HttpError (400, 501, 505)."""
+    # llhttp also accepts HTTP/0.9, HTTP/2.0, RTSP and several spaces. So the first line is compared with our own form.
+    line = b"%b %b HTTP/" % (method, target)
+    if not head.startswith(line):
+        raise HttpError(400, "malformed-head", "malformed request line: want METHOD target HTTP/1.1")
+    if head[len(line) : len(line) + 5] not in {b"1.1\r\n", b"1.0\r\n"}:
+        raise HttpError(505, "unknown-version", "only HTTP/1.1 and HTTP/1.0 are spoken here")
+    if method == b"CONNECT":
+        raise HttpError(501, "unknown-method", "no tunnels: CONNECT is not served")
+    return head[len(line) + 2] - ord("0")
 
 
 def _origin_form(method: bytes, authority: bytes, rest: bytes, headers: FieldLines) -> tuple[bytes, FieldLines]:

@@ -102,7 +102,8 @@ async def test_what_is_forwarded_is_bounded_and_the_refusal_names_the_setting(wo
 
 async def test_connections_that_say_nothing_make_room_for_those_that_do(world, raw):
     sidecar, client = await world.start()
-    sidecar.data.server.limits = dataclasses.replace(sidecar.data.server.limits, max_connections=50)
+    connections = sidecar.data.server._connections
+    connections._limits = dataclasses.replace(connections._limits, max_connections=50)
     for n in range(200):
         _, writer = await raw(sidecar)
         writer.write(b"POST /v1/models/m:predict HTTP/1.1\r\nHos")

@@ -213,7 +213,11 @@ async def test_a_request_holds_the_tokens_of_all_its_choices(chat, fields, choic
     (stream,) = streams.under_way
     # Of each choice that is known the first token is cached with the second.
     await chat.until(lambda: meter.kv == stream.ticket.prompt_tokens + 44 - choices)
-    assert (meter.decoding, meter.steps, stream.steps) == (choices, (44 - choices) / choices, (44 - choices) / choices)
+    assert (meter.decoding, meter.steps, stream.progress.steps) == (
+        choices,
+        (44 - choices) / choices,
+        (44 - choices) / choices,
+    )
     call.tokens = 44
     call.finish(prompt_tokens=9)
     await reader
@@ -234,12 +238,12 @@ async def test_tpot_is_that_of_the_longest_choice(chat):
             call.raw(text % (1, b'"stop"' if step == 2 else b"null"))
         await chat.until(lambda: reader.body == call.sent)
     (stream,) = streams.under_way
-    assert stream.steps == pytest.approx(8, abs=0.5)  # pieces that come together are taken for full steps
+    assert stream.progress.steps == pytest.approx(8, abs=0.5)  # pieces that come together are taken for full steps
     meter = streams.gatekeeper.gate.meter
-    await chat.until(lambda: meter.steps == stream.steps)
+    await chat.until(lambda: meter.steps == stream.progress.steps)
     assert (meter.decoding, meter.sequences) == (1, 1)
     assert meter.kv == pytest.approx(stream.ticket.prompt_tokens + 8, abs=1)
-    seconds, steps = stream.last_at - stream.first_at, stream.steps
+    seconds, steps = stream.progress.last_at - stream.progress.first_at, stream.progress.steps
     call.tokens = 12
     call.finish(prompt_tokens=9)
     await reader
@@ -302,7 +306,7 @@ async def test_tpot_is_that_of_the_longest_choice_without_a_gate_as_well(chat):
             call.raw(text % (1, b'"stop"' if step == 2 else b"null"))
         await chat.until(lambda: reader.body == call.sent)
     (stream,) = streams.under_way
-    assert stream.steps == pytest.approx(8, abs=0.5)
+    assert stream.progress.steps == pytest.approx(8, abs=0.5)
 
 
 async def test_a_whole_answer_has_the_steps_of_its_longest_choice(chat):

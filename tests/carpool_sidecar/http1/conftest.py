@@ -220,7 +220,7 @@ class Site:
     def after(self, seconds: float) -> None:
         """Let time pass, and the server look at its deadlines."""
         self.clock.now += seconds
-        self.server._expire(self.clock.now)
+        self.server._connections.expire(self.clock.now)
 
 
 class Upstream:

@@ -349,10 +349,10 @@ async def test_what_waits_for_its_turn_is_counted(kit):
     site.app.exchanges[1].respond(200, [], bytes(700))
     site.after(1.0)
     assert 5700 < site.server.buffered_bytes < 5800
-    later = site.app.exchanges[1]
+    outgoing = wire.protocol._outgoing
     wire.lose()
     assert site.server.buffered_bytes == 0
-    assert later.held_bytes == 0, "an answer refers to its connection, and would stay until a garbage collection"
+    assert not outgoing._held, "an answer refers to its connection, and would stay until a garbage collection"
 
 
 @pytest.mark.parametrize("tunnelled", [False, True])

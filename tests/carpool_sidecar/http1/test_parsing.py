@@ -288,4 +288,5 @@ def test_junk_in_a_head_is_refused_or_read_but_nothing_else(junk, at):
     except HttpError:
         return
     # What was taken is what we would write, except for whitespace around values: no second reading exists.
-    assert parse_request_head(encode_request_head(request.method, request.target, request.headers))[:3] == request[:3]
+    again = parse_request_head(encode_request_head(request.method, request.target, request.headers))
+    assert (again.method, again.target, again.headers) == (request.method, request.target, request.headers)

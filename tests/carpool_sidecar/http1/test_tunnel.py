@@ -277,7 +277,7 @@ async def test_silence_does_not_end_a_tunnel_but_a_side_that_is_stuck_does(upstr
     client.write(OFFER)
     await client.until_received(b"\r\n\r\n")
     for _ in range(20):
-        server._expire(server.clock())
+        server._connections.expire(server.clock())
         pool._expire(pool.clock() + 1e9)
         await asyncio.sleep(0)
     (connection,) = server._connections

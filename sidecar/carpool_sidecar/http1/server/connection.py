@@ -1,8 +1,8 @@
 """One connection of the server: the methods that its transport, the server and its exchanges call.
 
 It has these parts, which know nothing of it: `Wire` (the transport, and the phase of the connection), `TimeLimits`
-(what the client has time for), `Intake` (the body under way), `Incoming` (bytes become exchanges) and `Outgoing`
-(answers, in order).
+(what the client has time for), `Intake` (the body under way), `Incoming` (bytes become exchanges), `Outgoing` (answers,
+in order) and `FlowControl` (whether the client's data is read).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from carpool_sidecar.http1.parsing import HttpError
+from carpool_sidecar.http1.server.flow_control import FlowControl
 from carpool_sidecar.http1.server.incoming import Incoming
 from carpool_sidecar.http1.server.intake import Intake
 from carpool_sidecar.http1.server.outgoing import Outgoing
@@ -30,12 +31,13 @@ if TYPE_CHECKING:
 class Connection(asyncio.Protocol):
     """One accepted connection. The server calls `expire` a few times a second, for its deadlines."""
 
-    __slots__ = ("_incoming", "_intake", "_outgoing", "_server", "_time_limits", "_wire", "peer")
+    __slots__ = ("_flow_control", "_incoming", "_intake", "_outgoing", "_server", "_time_limits", "_wire", "peer")
 
     _wire: Wire
     _time_limits: TimeLimits
     _intake: Intake
     _outgoing: Outgoing
+    _flow_control: FlowControl
     _incoming: Incoming
 
     def __init__(self, server: Server) -> None:
@@ -57,7 +59,10 @@ class Connection(asyncio.Protocol):
         time_limits = self._time_limits = TimeLimits(limits, clock())
         intake = self._intake = Intake(limits, budget)
         outgoing = self._outgoing = Outgoing(app, clock, limits.max_pipelined, wire, intake, time_limits)
-        self._incoming = Incoming(app, clock, limits, server.turns, server.passage, wire, intake, time_limits, outgoing)
+        flow = self._flow_control = FlowControl(clock, limits.drain_bytes, wire, intake, time_limits, outgoing)
+        self._incoming = Incoming(
+            app, clock, limits, server.turns, server.passage, wire, intake, time_limits, outgoing, flow
+        )
         if not server.opened(self):
             text = f"{limits.max_connections} connections are open, a fixed limit: add replicas"
             self._incoming.refuse(self, HttpError(503, "too-many-connections", text))
@@ -82,11 +87,7 @@ class Connection(asyncio.Protocol):
         self._wire.lost()
         self._time_limits.deadline = NEVER
         body_of = self._intake.lost()
-        lost = [exchange for exchange in self._outgoing.queue if exchange.known]
-        for exchange in self._outgoing.queue:
-            self._intake.let_go(exchange)
-            exchange.drop()
-        self._outgoing.queue.clear()
+        lost = self._outgoing.lost()
         self._server.closed(self)
         if body_of is not None and body_of.streamed_to is not None and not body_of.ended:
             body_of.ended = True
@@ -98,7 +99,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Pause answers to a client that reads too slowly, and read no more requests meanwhile."""
         self._wire.pause()
-        self._incoming.sync_reading()
+        self._flow_control.sync()
         if self._outgoing.queue:
             self._outgoing.queue[0].pause_writing()
 
@@ -197,21 +198,22 @@ class Connection(asyncio.Protocol):
 
     # Called by the exchanges
 
-    @property
-    def writable(self) -> bool:
-        """Whether the client has accepted all earlier data."""
-        return self._wire.writable
+    def sends_at_once(self, exchange: Exchange) -> bool:
+        """Return whether it is this exchange's turn, and the client has accepted all earlier data."""
+        return self._outgoing.current is exchange and self._wire.writable
 
-    def write(self, pieces: list[Buffer]) -> None:
-        """Write the pieces to the transport without copies."""
-        self._wire.write(pieces)
+    def send(self, exchange: Exchange, pieces: list[Buffer]) -> None:
+        """Write pieces of this exchange's answer to the transport without copies; before its turn, hold them."""
+        self._outgoing.write(exchange, pieces)
 
     def keeps_open(self, exchange: Exchange, *, final: bool) -> bool:
         """Return whether the connection stays open after this answer; `final`: skip the rest of the request's body."""
         return self._outgoing.keeps_open(exchange, final=final, draining=self._server.draining)
 
     def answered(self, exchange: Exchange) -> None:
-        """Continue with the next exchange; this one, the first, is answered."""
+        """Continue with the next exchange, if it was the turn of this one, which has its whole answer."""
+        if self._outgoing.current is not exchange:
+            return
         self._outgoing.answered(exchange)
         if self._server.waited_for and not self._outgoing.queue:
             self._server.became_idle()
@@ -231,11 +233,11 @@ class Connection(asyncio.Protocol):
 
     def pause_body(self, exchange: Exchange) -> None:
         """Stop reading the body of this exchange, if it is being read."""
-        self._incoming.pause_body(exchange, paused=True)
+        self._flow_control.pause_body(exchange, paused=True)
 
     def resume_body(self, exchange: Exchange) -> None:
         """Continue to read it."""
-        self._incoming.pause_body(exchange, paused=False)
+        self._flow_control.pause_body(exchange, paused=False)
 
     def await_switch(self, exchange: Exchange) -> bool:
         """Read nothing after this request until it is answered; return False if others have to be answered first."""
@@ -246,13 +248,8 @@ class Connection(asyncio.Protocol):
 
         The exchange stays the connection's first until that ends. `rest` is what the upstream sent behind its head.
         """
+        self._outgoing.switched(exchange, head)
         wire = self._wire
-        wire.write([head])
-        self._time_limits.deadline = NEVER
-        exchange.sent_at = self._server.clock()
-        exchange.ended = True
-        exchange.known = False
-        self._server.app.sent(exchange)
         early, wire.unread = wire.unread, b""
         wire.move_to(Phase.ENDING)
         client, model = splice(wire.transport, self, upstream.transport, upstream)
@@ -262,6 +259,15 @@ class Connection(asyncio.Protocol):
             client.eof_received()
 
     # Called by a tunnel, after a switch
+
+    @property
+    def writable(self) -> bool:
+        """Whether the client has accepted all earlier data."""
+        return self._wire.writable
+
+    def write(self, pieces: list[Buffer]) -> None:
+        """Write the pieces to the transport without copies."""
+        self._wire.write(pieces)
 
     def stuck(self) -> None:
         """Give a client at the other end of a tunnel time to read."""

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool_sidecar.http1.limits import ServerLimits
+    from carpool_sidecar.http1.server.application import Application
     from carpool_sidecar.http1.server.connection import Connection
-    from carpool_sidecar.http1.server.exchange import Application
+    from carpool_sidecar.http1.server.flow_control import FlowControl
     from carpool_sidecar.http1.server.intake import Intake
     from carpool_sidecar.http1.server.outgoing import Outgoing
     from carpool_sidecar.http1.server.time_limits import TimeLimits
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 # Looking a member of an enum up costs 0.2 us, and a request takes six of them.
 _UNKNOWN: Final = Phase.UNKNOWN
 _ENDING: Final = Phase.ENDING
-_LINGERING: Final = Phase.LINGERING
 
 
 class Incoming:
@@ -35,8 +35,8 @@ class Incoming:
     """
 
     __slots__ = (
-        "_app", "_clock", "_discarded", "_heads", "_intake", "_limits", "_outgoing", "_parsing", "_passage",
-        "_reading", "_time_limits", "_turns", "_wire", "_yielded",
+        "_app", "_clock", "_flow_control", "_heads", "_intake", "_limits", "_outgoing", "_parsing", "_passage",
+        "_time_limits", "_turns", "_wire",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +50,7 @@ class Incoming:
         intake: Intake,
         time_limits: TimeLimits,
         outgoing: Outgoing,
+        flow_control: FlowControl,
     ) -> None:
         self._app = app
         self._clock = clock
@@ -60,18 +61,15 @@ class Incoming:
         self._intake = intake
         self._time_limits = time_limits
         self._outgoing = outgoing
+        self._flow_control = flow_control
         self._heads = HeadReader(limits)
         self._parsing = False
-        self._yielded = False  # goes on with what is unread once others had their turn
-        self._reading = True  # the transport is not paused
-        self._discarded = 0
 
     def take(self, connection: Connection, data: bytes) -> None:
         """Read data from the client."""
         wire = self._wire
         if wire.phase >= _ENDING:
-            self._discarded += len(data)
-            self.sync_reading()
+            self._flow_control.discard(len(data))
             return
         if wire.unread:
             data = wire.unread + data
@@ -97,7 +95,7 @@ class Incoming:
         exchange = Exchange(connection, FOREIGN, 0)
         self._outgoing.append(exchange)
         self._passage(exchange)
-        self.sync_reading()
+        self._flow_control.sync()
         return False
 
     def _parse(self, connection: Connection, data: bytes) -> None:
@@ -120,7 +118,7 @@ class Incoming:
                     position = self._accept(connection, head, data, position)
                 # One read of the socket may hold 10,000 requests, or 40,000 chunks; a large one has more behind it.
                 if (position < end or end >= BULK) and self._turns.over():
-                    self._yielded = True
+                    self._flow_control.yielded = True
                     self._turns.wait(connection.go_on)
                     break
         except HttpError as refusal:
@@ -132,25 +130,25 @@ class Incoming:
             self._parsing = False
         if position < end and wire.phase < _ENDING:
             wire.unread = data[position:]
-        self.sync_reading()
+        self._flow_control.sync()
 
     def catch_up(self, connection: Connection) -> None:
         """Read the data that arrived while there were too many requests or unread answers."""
         if self._parsing:
             return
-        if self._wire.unread and self._wire.phase < _ENDING and not self._yielded:
+        if self._wire.unread and self._wire.phase < _ENDING and not self._flow_control.yielded:
             self._read_on(connection)
-        elif not self._reading:
-            self.sync_reading()
+        elif self._flow_control.paused:
+            self._flow_control.sync()
 
     def go_on(self, connection: Connection) -> None:
         """Read the data that arrived earlier: the other connections had their turn."""
-        self._yielded = False
+        self._flow_control.yielded = False
         if self._wire.unread and self._wire.phase < _ENDING:
             self._read_on(connection)
         else:
             self._wire.unread = b""
-            self.sync_reading()
+            self._flow_control.sync()
 
     def _read_on(self, connection: Connection) -> None:
         data, self._wire.unread = self._wire.unread, b""
@@ -255,7 +253,7 @@ class Incoming:
                 sink.aborted()
         elif not self._outgoing.queue:
             self._outgoing.finish()
-            self.sync_reading()
+            self._flow_control.sync()
 
     def refuse(self, connection: Connection, refusal: HttpError) -> None:
         """Answer a malformed request with an error, after the answers to earlier requests."""
@@ -267,37 +265,3 @@ class Incoming:
         self._outgoing.append(exchange)
         self._app.refused(refusal)
         exchange.fail(refusal.status, refusal.reason, str(refusal))
-
-    # Whether to read
-
-    def pause_body(self, exchange: Exchange, *, paused: bool) -> None:
-        """Pause reading the body of this exchange, if it is being read; or resume it."""
-        intake = self._intake
-        if exchange is intake.exchange and intake.paused is not paused:
-            intake.paused = paused
-            self.sync_reading()
-
-    def sync_reading(self) -> None:
-        """Pause or resume the transport, whichever is due."""
-        wire = self._wire
-        want = wire.phase is _LINGERING or (
-            wire.writable
-            and not self._intake.paused
-            and not self._yielded
-            # If nothing is unread, one more read does no harm, and it detects that the client leaves.
-            and (not wire.unread or len(self._outgoing.queue) < self._outgoing.limit)
-            and self._discarded <= self._limits.drain_bytes
-        )
-        if want is self._reading or wire.transport.is_closing():
-            return
-        self._reading = want
-        if want:
-            wire.transport.resume_reading()
-        else:
-            wire.transport.pause_reading()
-        if self._intake.exchange is not None and wire.phase is not _LINGERING:
-            # Only the client's own time counts.
-            if want:
-                self._time_limits.resume(self._clock())
-            else:
-                self._time_limits.pause(self._clock())

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.limits import ServerLimits
     from carpool_sidecar.http1.memory import Budget
     from carpool_sidecar.http1.messages import Buffer
-    from carpool_sidecar.http1.server.exchange import Exchange, Sink
+    from carpool_sidecar.http1.server.application import Sink
+    from carpool_sidecar.http1.server.exchange import Exchange
 
 BUFFERS_FULL = "buffers-full"
 """The reason of a refusal when the memory budget is used up."""

@@ -6,7 +6,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.http1.messages import CONTINUE
+from carpool_sidecar.http1.messages import CONTINUE, size_of
 from carpool_sidecar.http1.server.wire import Phase
 from carpool_sidecar.http1.sockets import reset
 from carpool_sidecar.http1.timing import NEVER
@@ -14,7 +14,9 @@ from carpool_sidecar.http1.timing import NEVER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from carpool_sidecar.http1.server.exchange import Application, Exchange
+    from carpool_sidecar.http1.messages import Buffer
+    from carpool_sidecar.http1.server.application import Application
+    from carpool_sidecar.http1.server.exchange import Exchange
     from carpool_sidecar.http1.server.intake import Intake
     from carpool_sidecar.http1.server.time_limits import TimeLimits
     from carpool_sidecar.http1.server.wire import Wire
@@ -23,10 +25,14 @@ if TYPE_CHECKING:
 class Outgoing:
     """The exchanges of a connection that are not answered yet, in order of arrival: `queue`.
 
-    `limit`: so many of them, and no more requests are read. It is 1 while what comes next may be of another protocol.
+    `current` is the one whose answer is sent; those behind it have theirs held until it is their turn. `limit`: so many
+    exchanges, and no more requests are read. It is 1 while what comes next may be of another protocol.
     """
 
-    __slots__ = ("_aborted", "_app", "_clock", "_intake", "_max_pipelined", "_time_limits", "_wire", "limit", "queue")
+    __slots__ = (
+        "_aborted", "_app", "_clock", "_held", "_intake", "_max_pipelined", "_time_limits", "_wire", "current", "limit",
+        "queue",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -44,26 +50,37 @@ class Outgoing:
         self._intake = intake
         self._time_limits = time_limits
         self._aborted: Exchange | None = None  # the answer at which the connection is to be cut
+        self._held: dict[Exchange, list[Buffer]] = {}  # what was written before its turn
         self.queue: deque[Exchange] = deque()
+        self.current: Exchange | None = None
         self.limit = max_pipelined
 
     def append(self, exchange: Exchange) -> None:
         """Add an exchange that waits for its turn."""
-        if self.queue:
-            exchange.hold()
+        if not self.queue:
+            self.current = exchange
         self.queue.append(exchange)
+
+    def write(self, exchange: Exchange, pieces: list[Buffer]) -> None:
+        """Write pieces of this exchange's answer, now or when it is its turn."""
+        if exchange is self.current:
+            self._wire.write(pieces)
+        elif self.queue:  # if it is empty, the client has left
+            self._held.setdefault(exchange, []).extend(pieces)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of answers that wait for their turn."""
-        return sum(exchange.held_bytes for exchange in self.queue) if len(self.queue) > 1 else 0
+        return sum(map(size_of, self._held.values())) if len(self.queue) > 1 else 0
 
     @property
     def later_bytes(self) -> int:
         """Bytes held for the requests behind the first: their bodies, and answers that wait for their turn."""
         later = islice(self.queue, 1, None)
         # A large body counts itself, so it is not in `buffered`.
-        return sum(max(exchange.buffered, len(exchange.body)) + exchange.held_bytes for exchange in later)
+        return sum(
+            max(exchange.buffered, len(exchange.body)) + size_of(self._held.get(exchange, ())) for exchange in later
+        )
 
     def keeps_open(self, exchange: Exchange, *, final: bool, draining: bool) -> bool:
         """Return whether the connection stays open after this answer; `final`: skip the rest of the request's body."""
@@ -83,6 +100,7 @@ class Outgoing:
         """Continue with the next exchange; this one, the first, is answered."""
         queue, intake = self.queue, self._intake
         queue.popleft()
+        self.current = None
         if exchange.buffered:
             intake.let_go(exchange)
         now = exchange.sent_at = self._clock()
@@ -108,7 +126,9 @@ class Outgoing:
             self._intake.continue_for = None
             if not exchange.started:
                 self._wire.write([CONTINUE])
-        exchange.release()
+        self.current = exchange
+        if (held := self._held.pop(exchange, None)) is not None:
+            self._wire.write(held)
         if exchange is self._aborted:
             reset(self._wire.transport)
         elif exchange.ended:
@@ -131,6 +151,15 @@ class Outgoing:
         self.limit = 1
         return True
 
+    def switched(self, exchange: Exchange, head: bytes) -> None:
+        """Answer with the head of a switch to another protocol; the exchange stays the first while that lasts."""
+        self._wire.write([head])
+        self._time_limits.deadline = NEVER
+        exchange.sent_at = self._clock()
+        exchange.ended = True
+        exchange.known = False
+        self._app.sent(exchange)
+
     def probe(self) -> None:
         """Provoke a reset from a client that has gone entirely.
 
@@ -141,6 +170,16 @@ class Outgoing:
         exchange = self.queue[0]
         if not exchange.started and exchange.version == (1, 1):
             self._wire.write([CONTINUE])
+
+    def lost(self) -> list[Exchange]:
+        """Handle the end of the connection; return the exchanges that the application knows."""
+        known = [exchange for exchange in self.queue if exchange.known]
+        for exchange in self.queue:
+            self._intake.let_go(exchange)
+        self.queue.clear()
+        self._held.clear()
+        self.current = None
+        return known
 
     def finish(self) -> None:
         """Close after the last answer; linger if input is unread."""

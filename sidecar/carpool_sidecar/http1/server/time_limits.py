@@ -1,4 +1,4 @@
-"""The time limits for what a client sends."""
+"""The time limits for what a client sends, and for what it reads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from carpool_sidecar.http1.parsing import HttpError
 from carpool_sidecar.http1.timing import NEVER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from carpool_sidecar.http1.limits import ServerLimits
 
 
@@ -85,3 +87,38 @@ class TimeLimits:
         limits = self._limits
         idle = now - (self.deadline - limits.idle_timeout)
         return idle / (limits.head_timeout if first else limits.idle_timeout)
+
+
+class WriteTimeout:
+    """The time that a client has to take some of what was written or, after the last answer, to end its side.
+
+    `deadline` is when that is over.
+    """
+
+    __slots__ = ("_clock", "_limits", "_taken", "deadline")
+
+    def __init__(self, limits: ServerLimits, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._taken = 0  # bytes that the client had taken when the time began
+        self.deadline = NEVER
+
+    def start(self, taken: int) -> None:
+        """Start the time; the client has taken so many bytes."""
+        self._taken = taken
+        self.deadline = self._clock() + self._limits.write_timeout
+
+    def restart(self, taken: int) -> bool:
+        """Start the time again if the client has taken more bytes since it began; return whether it has."""
+        if taken == self._taken:
+            return False
+        self.start(taken)
+        return True
+
+    def linger(self) -> None:
+        """Start the time in which the client has to end its side."""
+        self.deadline = self._clock() + self._limits.linger_timeout
+
+    def stop(self) -> None:
+        """Stop: nothing is expected of the client."""
+        self.deadline = NEVER

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.http1.memory import counts_itself
+from carpool_sidecar.http1.server.time_limits import WriteTimeout
 from carpool_sidecar.http1.timing import NEVER
 
 if TYPE_CHECKING:
@@ -33,14 +34,11 @@ class Phase(IntEnum):
 
 
 class Wire:
-    """A client's transport, and the memory counted for it.
-
-    `deadline` is when the client has to have taken some of what was written. `eof`: it has sent all.
-    """
+    """A client's transport, and the memory counted for it. `eof`: the client has sent all."""
 
     __slots__ = (
-        "_budget", "_clock", "_counted", "_limits", "_taken", "_waiting", "_waiting_since", "deadline", "eof", "phase",
-        "transport", "unread", "writable", "written",
+        "_budget", "_counted", "_waiting", "_waiting_since", "_write_timeout", "eof", "phase", "transport", "unread",
+        "writable", "written",
     )  # fmt: skip
 
     def __init__(
@@ -52,19 +50,16 @@ class Wire:
         phase: Phase,
     ) -> None:
         self.transport = transport
-        self._limits = limits
-        self._clock = clock
         self._budget = budget
+        self._write_timeout = WriteTimeout(limits, clock)
         self.phase = phase
         self.unread = b""
         """Data that was not read yet: the start of a head, or requests beyond the pipelining limit."""
         self.eof = False
         self.writable = True
-        self.deadline = NEVER
         self.written = 0
         """Bytes written to the transport."""
         self._counted = 0  # of these, up to the last that are counted elsewhere
-        self._taken = 0  # of these, what the client had taken when last looked
         # What waits for the client, or before its turn: looked at with every tick.
         self._waiting = 0  # bytes that are counted as held
         self._waiting_since = NEVER
@@ -96,21 +91,17 @@ class Wire:
     def resume(self) -> None:
         """Note that the client has caught up."""
         self.writable = True
-        self.deadline = NEVER
+        self._write_timeout.stop()
 
     def await_client(self) -> None:
         """Start the client's time to read some of the written data."""
-        self._taken = self.written - self.unsent
-        self.deadline = self._clock() + self._limits.write_timeout
+        self._write_timeout.start(self.written - self.unsent)
 
     def is_overdue(self, now: float) -> bool:
         """Return whether the client has read nothing for too long; a client that has read some gets more time."""
-        if now < self.deadline:
+        if now < self._write_timeout.deadline:
             return False
-        if self.phase is Phase.LINGERING or self.written - self.unsent == self._taken:
-            return True
-        self.await_client()
-        return False
+        return self.phase is Phase.LINGERING or not self._write_timeout.restart(self.written - self.unsent)
 
     def holds_back(self, now: float, patience: float) -> int:
         """Return the bytes held for a client that did not read them for so long."""
@@ -127,10 +118,10 @@ class Wire:
             self._waiting_since = NEVER
         elif self._waiting_since == NEVER:
             self._waiting_since = now
-            if self.deadline == NEVER:
+            if self._write_timeout.deadline == NEVER:
                 self.await_client()
         if not unsent and self.writable and self.phase is not Phase.LINGERING and not self.transport.is_closing():
-            self.deadline = NEVER
+            self._write_timeout.stop()
         self._budget.held += waiting - self._waiting
         self._waiting = waiting
 
@@ -154,7 +145,7 @@ class Wire:
         self.phase = Phase.LINGERING
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.deadline = self._clock() + self._limits.linger_timeout
+        self._write_timeout.linger()
 
     def lost(self) -> None:
         """Handle the end of the connection."""
@@ -163,4 +154,4 @@ class Wire:
         self._budget.give(self._waiting)
         self._waiting = 0
         self.writable = False
-        self.deadline = NEVER
+        self._write_timeout.stop()
