@@ -92,8 +92,10 @@ class Connection(asyncio.Protocol):
         if body_of is not None and body_of.streamed_to is not None and not body_of.ended:
             body_of.ended = True
             body_of.streamed_to.aborted()
+        # All of them first: that one has left may make the application answer another.
         for exchange in lost:
             exchange.ended = True
+        for exchange in lost:
             self._server.app.disconnected(exchange)
 
     def pause_writing(self) -> None:

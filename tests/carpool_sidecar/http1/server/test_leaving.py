@@ -26,6 +26,25 @@ async def test_a_client_that_leaves_is_reported_once_per_request(site, kit):
     assert site.server.connections == 0
 
 
+@pytest.mark.parametrize("how", ["respond", "abort"])
+async def test_an_application_may_answer_a_later_request_when_it_hears_that_the_client_left(site, how):
+    site.app.answers = False
+    wire = site.connect()
+    wire.feed(GET % 0 + GET % 1)
+    first, second = site.app.exchanges
+    noted = site.app.disconnected
+
+    def disconnected(exchange):
+        noted(exchange)
+        if exchange is first:
+            second.respond(200, []) if how == "respond" else second.abort()
+
+    site.app.disconnected = disconnected
+    wire.lose()
+    assert site.app.events[2:] == [("disconnected", b"/0"), ("disconnected", b"/1")]
+    assert wire.written == b""
+
+
 async def test_leaving_after_the_answer_is_no_disconnect(site):
     wire = site.connect()
     wire.feed(GET % 0)
