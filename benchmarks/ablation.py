@@ -260,6 +260,7 @@ RULES: dict[str, Rule] = {
     "losses at the upper confidence": Rule(
         "beyond the capacity the least known size does not seem best by chance", {(Forecaster, "loss"): _mean_loss}
     ),
+    "equal device time": Rule("of settings that cost as much the quickest is taken", {(objective, "LEAST"): 0.0}),
     "waits beyond the capacity": Rule(
         "where several batches are computed at once, a short wait keeps one of them free",
         {(candidates.Grid, "held"): lambda *_: []},

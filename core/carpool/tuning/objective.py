@@ -215,7 +215,10 @@ def most_efficient(
             # A backlog fills batches without a wait. But if the SLO leaves no time for a backlog, and several batches
             # are computed at once, a short wait keeps one of them free.
             found = _least_loss([best, *(one for grid in grids for one in grid.held(best.parameters.max_batch))])
-    return min(found, key=rank, default=forecaster.assess(current))
+    best = min(found, key=rank, default=forecaster.assess(current))
+    # Of settings with equal device time, the one with the lowest latency.
+    alike = [one for one in found if one.holds_ahead and one.device_time <= (1 + LEAST) * best.device_time]
+    return min(alike, key=lambda one: one.mean, default=best)
 
 
 def _least_loss(found: Sequence[Assessment]) -> list[Assessment]:
