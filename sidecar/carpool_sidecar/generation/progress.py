@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Progress:
+class StreamProgress:
     """Tokens of an answer so far, as far as they are visible. Times are monotonic, in seconds."""
 
     __slots__ = ("choices", "events", "first_at", "last_at", "openings", "per_event", "steps")

@@ -11,7 +11,7 @@ from carpool.generation.requests import Reason
 from carpool_sidecar.dispatch.answers import retry_after
 from carpool_sidecar.generation.answer_reader import AnswerReader
 from carpool_sidecar.generation.answers import ERROR, Ending
-from carpool_sidecar.generation.progress import Progress
+from carpool_sidecar.generation.progress import StreamProgress
 from carpool_sidecar.generation.requests import Api, Asked
 from carpool_sidecar.http1.relay.forward import Forwarding
 
@@ -91,7 +91,7 @@ class Stream(Forwarding):
         self.asked = Asked("", endpoint.streams is True, None, 0, None, flexible=False)
         self.streams = False
         """Whether the answer is requested, or arrives, token by token."""
-        self.progress = Progress()
+        self.progress = StreamProgress()
         self.answer = AnswerReader()
 
     @property
@@ -110,7 +110,7 @@ class Stream(Forwarding):
         ``per_event``: assumed tokens of an event. ``deadline`` in seconds from now, if the caller named one.
         """
         self.ticket = ticket
-        self.progress = Progress(ticket.choices, per_event)
+        self.progress = StreamProgress(ticket.choices, per_event)
         self.streams = self.asked.streams
         self._done = False
         if deadline is not None:

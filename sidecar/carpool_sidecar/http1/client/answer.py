@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.parsing import ResponseHead
 
 
-class Answer:
+class IncomingAnswer:
     """Collects one answer at a time, or passes it on piece by piece.
 
     `head` is None until it was read. `streaming`: it was passed on, so the body follows piece by piece.

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.client.upstream import Upstream
 
 
-class Connections:
+class PoolConnections:
     """The connections that are `open`. Those without a call are `idle`, the one used last at the end of the list.
 
     At most `limit` connections may be open or being opened; `setting` names the setting that raises the limit. An idle

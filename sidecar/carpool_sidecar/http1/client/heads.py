@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.limits import ClientLimits
 
 
-class HeadReader:
+class ResponseHeadReader:
     """Reads the heads of one connection, within the limits: interim responses (1xx), and the answer behind them.
 
     Upstreams repeat the same head for all callers, so the last one is kept as received and as parsed.

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.http1.client.calls import Call, Receiver, StreamReceiver, Upload
-from carpool_sidecar.http1.client.connections import Connections
+from carpool_sidecar.http1.client.connections import PoolConnections
 from carpool_sidecar.http1.client.connector import Connector
 from carpool_sidecar.http1.client.errors import UpstreamError
 from carpool_sidecar.http1.client.upstream import Tunnel, Upstream
@@ -61,7 +61,7 @@ class Pool:
         self.budget = budget or Budget(NEVER)
         self.turns = turns or Turns(self.limits.turn, self.clock)
         self.shared = shared
-        self._connections = Connections(max_connections, setting, idle_timeout, self.limits.fresh)
+        self._connections = PoolConnections(max_connections, setting, idle_timeout, self.limits.fresh)
         self._waiting = WaitingCalls(max_waiting, max_wait, self.budget)
         self.answers = 0  # complete ones, so far
         self._ticker = Ticker(self.limits.tick, self._expire, self.clock)

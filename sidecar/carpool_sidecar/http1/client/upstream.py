@@ -1,7 +1,7 @@
 """One connection to an upstream: one call at a time, its answer passed to its receiver.
 
-It has these parts, which know nothing of it: `Wire` (the transport, and whether it is read), `HeadReader` (the heads of
-answers) and `Answer` (the answer being read).
+It has these parts, which know nothing of it: `UpstreamWire` (the transport, and whether it is read),
+`ResponseHeadReader` (the heads of answers) and `IncomingAnswer` (the answer being read).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from carpool_sidecar.http1.client.answer import Answer
+from carpool_sidecar.http1.client.answer import IncomingAnswer
 from carpool_sidecar.http1.client.errors import UpstreamError
-from carpool_sidecar.http1.client.heads import HeadReader
-from carpool_sidecar.http1.client.wire import Wire
+from carpool_sidecar.http1.client.heads import ResponseHeadReader
+from carpool_sidecar.http1.client.wire import UpstreamWire
 from carpool_sidecar.http1.parsing import UNTIL_CLOSE, HttpError
 from carpool_sidecar.http1.timing import BULK, NEVER
 
@@ -30,15 +30,15 @@ class Upstream(asyncio.Protocol):
     `deadline` is a time of the pool's clock; the pool calls `expire` when it has passed.
     """
 
-    _wire: Wire
+    _wire: UpstreamWire
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._clock = pool.clock
         self._call: Call | None = None
         self._used = False  # an earlier call was answered here: the upstream may be about to close
-        self._heads = HeadReader(pool.limits)
-        self._answer = Answer(pool.limits, pool.budget)
+        self._heads = ResponseHeadReader(pool.limits)
+        self._answer = IncomingAnswer(pool.limits, pool.budget)
         self._patience = 0.0  # seconds for an upstream behind a tunnel that does not read
         self.deadline = NEVER
 
@@ -62,7 +62,7 @@ class Upstream(asyncio.Protocol):
     def _use(self, transport: asyncio.BaseTransport) -> None:
         # Only stream sockets are served; uvloop's transports are no subclasses of asyncio's.
         stream = cast("asyncio.Transport", transport)
-        self._wire = Wire(stream, self._pool.limits.write_buffer_bytes, self._pool.budget)
+        self._wire = UpstreamWire(stream, self._pool.limits.write_buffer_bytes, self._pool.budget)
 
     def data_received(self, data: bytes) -> None:
         """Take what the upstream sent."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Buffer
 
 
-class Wire:
+class UpstreamWire:
     """An upstream's transport, and the memory counted for it.
 
     `writable`: the upstream has read most of what was written. `paused`: the receiver of the answer wants no more of it

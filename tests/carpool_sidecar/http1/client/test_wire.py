@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool_sidecar.http1.client.wire import Wire
+from carpool_sidecar.http1.client.wire import UpstreamWire
 from carpool_sidecar.http1.memory import Budget
 
 
@@ -15,7 +15,7 @@ class Protocol:
 
 @pytest.fixture
 def wire(kit):
-    return Wire(kit.MemoryTransport(Protocol()), 1000, Budget(100))
+    return UpstreamWire(kit.MemoryTransport(Protocol()), 1000, Budget(100))
 
 
 def test_it_is_read_again_when_neither_the_receiver_nor_other_connections_prevent_it(wire):
