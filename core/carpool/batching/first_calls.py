@@ -65,7 +65,7 @@ class FirstCalls:
             return False
         count, total = self._answers.get(calls, (0, 0.0))
         self._answers[calls] = count, total = count + 1, total + seconds
-        if (waiting + 1) * seconds > due * calls:
+        if (waiting + 1) * seconds > due * calls and (self.allowed == 1 or not alone):
             self.share()
         if self.merges or calls < self.allowed or count < (ENOUGH if calls > 1 else ENOUGH / 2):
             return False

@@ -297,6 +297,16 @@ def test_once_more_calls_are_known_to_be_right_requests_share_none():
     assert not calls.share()
 
 
+def test_while_none_may_share_a_call_no_fewer_calls_are_made_at_once():
+    calls = FirstCalls(8)
+    for _ in range(2):
+        calls.answered(1, 1.1, waiting=2, due=10.0, alone=True)
+    calls.answered(2, 1.1, waiting=50, due=10.0, alone=True)
+    assert (calls.shares, calls.allowed) == (1, 2)
+    calls.answered(2, 1.1, waiting=50, due=10.0)
+    assert (calls.shares, calls.allowed) == (2, 1)
+
+
 def test_a_request_of_a_slow_model_that_would_be_late_alone_is_not_refused_but_shares_a_call():
     to, now = Batcher(undecided=8), 0.0
     for _ in range(3):
@@ -330,8 +340,8 @@ def test_a_request_of_a_slow_model_that_would_be_late_alone_is_not_refused_but_s
     ],
 )
 def test_a_slow_model_that_begins_under_load_loses_little(fixed, row, slo, rate, seed):
-    # 41 to 69 % of the first ten seconds, but for two plays of the last; zero wait loses none. By what a row more was
-    # guessed to take requests were refused, and one or two rows and more in flight were explored one after the other.
+    # Half of the first ten seconds, in most plays; zero wait loses none. By what a row more was guessed to take, or by
+    # what single ones take, requests were refused, and one or two rows and more in flight were explored.
     times = until(Poisson(rate), 30.0, Random(seed))
     outcome, _ = tuned(times, Device(linear(fixed, row), cv=0.05), for_p99(slo), seconds=30.0, as_sidecars=True)
     assert outcome.summary(0.0, 10.0).miss_fraction < 0.12
