@@ -81,10 +81,7 @@ def live(
         delta, before = stats[0].since(before), stats[0]
         if "" not in delta.models:
             return None
-        observation = Observation(
-            now=now, seconds=INTERVAL, stats=delta.models[""], passing=parameters.pass_through,
-            queued_rows=delta.queued_rows,
-        )  # fmt: skip
+        observation = Observation(now=now, seconds=INTERVAL, stats=delta.models[""], queued_rows=delta.queued_rows)
         settings = []
         for reply in tuners.step(Observations({"": Observed(observation, parameters, 0)})):
             if isinstance(reply, Decided):

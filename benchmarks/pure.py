@@ -183,7 +183,6 @@ def dear(case: Case, count: int) -> list[Moment]:
                 now=now,
                 seconds=INTERVAL,
                 stats=delta.models[""],
-                passing=tuner.parameters.pass_through,
                 queued_rows=delta.queued_rows,
             ),
         )

@@ -49,6 +49,15 @@ class Nastiness(Struct, frozen=True):
         return now < self.ready_at or any(start <= now < stop for start, stop in self.outages)
 
 
+def single_batch(curve: ServiceTime, rows: int, rng: Random) -> float:
+    """Draw the seconds of one batch: gamma around the mean with the curve's noise, the mean itself without noise."""
+    mean = curve.time(rows)
+    if curve.noise <= 0 or mean <= 0:
+        return mean
+    shape = curve.noise**-2
+    return rng.gammavariate(shape, mean / shape)
+
+
 class Device:
     """Takes the profile's latency for each batch, with the profile's server concurrency, first come, first served.
 
@@ -73,7 +82,7 @@ class Device:
 
     def serve(self, rows: int, done: Callable[[], None]) -> None:
         """Call ``done`` on the loop once the batch has been served."""
-        seconds = self._curve.draw(rows, self._rng)
+        seconds = single_batch(self._curve, rows, self._rng)
         if not self.batches[rows]:
             seconds += self._cold
         self.batches[rows] += 1

@@ -41,7 +41,6 @@ class Pilot:
             now=now,
             seconds=self._interval * len(stats),
             stats=combine(parts),
-            passing=self.tuner.parameters.pass_through,
             growing=self._grows(),
             queued_rows=round(sum(delta.queued_rows for delta in deltas) / len(stats)),
             replicas=len(stats),

@@ -78,7 +78,7 @@ class Batcher:
         if reason is not None:
             self._admission.refuse(request, state, reason, now, actions)
             return actions
-        request.hold_until = request.arrived + state.parameters.max_wait
+        request.hold_until = request.arrived + state.parameters.hold
         self._queues.add(queue, request)
         calls.deadline = min(calls.deadline, latest_end(request, state))
         if state.load.taken < state.slots:
@@ -114,6 +114,7 @@ class Batcher:
             state.counters.exceeded(excess, now)
         self._calls.resume(batch, now, actions)
         self._start(now, actions)
+        batch.state.rest()
         return actions
 
     def cancel(self, request: Request, now: float) -> list[Action]:
@@ -138,8 +139,7 @@ class Batcher:
             for queue in self._queues.of(state):
                 due = self._queues.due_at(queue) <= now
                 for request in queue:
-                    hold = now if due else request.arrived + parameters.max_wait
-                    request.hold_until = min(request.hold_until, hold)
+                    request.hold_until = min(request.hold_until, now if due else request.arrived + parameters.hold)
                 queue.changed()
             state.configure(parameters, undecided)
         return self.poll(now)

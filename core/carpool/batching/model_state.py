@@ -116,7 +116,7 @@ class ModelState:
         self.slots = parameters.max_in_flight
         """Calls that may be with the upstream at once."""
         self.passing = parameters.pass_through
-        """Whether requests are now sent one by one; a backlog ends that until the next parameters come."""
+        """Whether requests are now sent one by one; a backlog ends that until it is gone."""
 
     @property
     def in_force(self) -> Parameters:
@@ -144,6 +144,11 @@ class ModelState:
     def stuck(self) -> bool:
         """Whether its calls are not answered, so that none of its waiting requests reaches the upstream."""
         return self.load.overdue > 0 and not self.free
+
+    def rest(self) -> None:
+        """Pass requests through again if that is set: once no call is under way, the backlog that ended it is gone."""
+        if not (self.passing or self.load.taken or self.load.requests) and self.first_calls is None:
+            self.passing = self.parameters.pass_through
 
     def follow(self, first: FirstCalls) -> None:
         """Have as many calls at once, and batches, as the first calls show to be right."""

@@ -71,8 +71,6 @@ class Observation(Struct, frozen=True):
     """Length of the interval; with several replicas, the sum of their intervals."""
     stats: ModelStats
     """Differences of the model's counters over the interval."""
-    passing: bool = False
-    """Whether requests are sent one by one at its end."""
     growing: bool = False
     """Whether the next answers show what larger batches take, and requests wait for that: nothing is decided before."""
     stalled: bool = False

@@ -143,7 +143,7 @@ def _rules(
 ) -> Rules:
     return Rules(
         cap=parameters.max_batch,
-        wait=parameters.max_wait,
+        wait=parameters.hold,
         slots=parameters.max_in_flight,
         passing=parameters.pass_through,
         concurrency=min(service.executors, parameters.max_in_flight),

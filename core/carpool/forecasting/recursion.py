@@ -29,7 +29,7 @@ class Rules(Frozen, frozen=True):
     wait: float
     slots: int
     passing: bool
-    """Whether requests are sent one by one until more wait than there are slots."""
+    """Whether requests are sent one by one, unless more wait than there are slots: then until no batch is in flight."""
     concurrency: int
     """Batches that the device computes at once, at most ``slots``."""
     target: float
@@ -141,7 +141,7 @@ def recursion(
     queues = rules.concurrency < slots
     draws, varied = rules.draws, len(rules.draws)
     tally = Tally(arrivals, times, rules.margin * rules.target + ROUNDING, keeps=keeps)
-    passing = rules.passing
+    passing = passes = rules.passing
     first = turn = 0
     while first < count:
         oldest = padded[first]
@@ -149,6 +149,8 @@ def recursion(
         full = first + cap
         if passing and padded[first + slots] < leave:
             passing = False  # more wait than there are slots
+        elif passes and oldest >= tally.end:
+            passing = True  # none waits, and no batch is in flight
         # By comparisons, not by `max` and `min`: their calls took a third of the time.
         if leave < oldest + wait and not passing:
             if patient:

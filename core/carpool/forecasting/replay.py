@@ -117,6 +117,8 @@ class _Player:
         self.now = now
         flight, rules, queue = self.flight, self.rules, self.queues[which]
         del flight[: bisect_right(flight, now)]
+        if not flight and not any(each.requests for each in self.queues):
+            self.passing = rules.passing
         due = math.inf
         if rules.shed and flight:  # an idle device admits all
             times, cap = queue.kind.times, rules.cap

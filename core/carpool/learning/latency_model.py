@@ -24,7 +24,6 @@ from carpool.learning.smoothing import isotonic, smoothed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from random import Random
 
 Kind: TypeAlias = tuple[int, int, int, int]
 """The fields of a ``Sample`` before the sums."""
@@ -172,14 +171,6 @@ class ServiceTime(Struct, frozen=True):
             tail_error=0.0,
             mix=tuple((share, each.pessimistic()) for share, each in self.mix),
         )
-
-    def draw(self, rows: int, rng: Random) -> float:
-        """Seconds of one batch: gamma around the mean with the fitted noise, the mean itself without noise."""
-        mean = self.time(rows)
-        if self.noise <= 0 or mean <= 0:
-            return mean
-        shape = self.noise**-2
-        return rng.gammavariate(shape, mean / shape)
 
 
 def _through(

@@ -24,7 +24,12 @@ class Parameters(Camel, frozen=True, omit_defaults=False):
     max_in_flight: Annotated[int, Meta(ge=1, le=65536)] = 1
     """Batches handed to the upstream at once."""
     pass_through: bool = False
-    """Nothing is held or merged; original bytes are forwarded."""
+    """Nothing is held, and original bytes are forwarded. Merged is only a backlog of more than ``maxInFlight``."""
+
+    @property
+    def hold(self) -> float:
+        """Seconds for which a request is held for others."""
+        return 0.0 if self.pass_through else self.max_wait
 
     def describe(self) -> str:
         """One line for logs and the live view."""

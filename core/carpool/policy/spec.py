@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Self
 
 from msgspec import Meta, field
+from msgspec.structs import replace
 
 from carpool.policy.durations import Duration, Quantity, format_seconds, whole_microseconds
 from carpool.policy.generation import ClassTarget, Generation, TokenTarget, validate_targets
@@ -162,7 +163,7 @@ class Tuning(Camel, frozen=True):
 
 
 class PassThroughMode(StrEnum):
-    """Whether requests may pass one by one, without batching and without a wait."""
+    """Whether requests pass one by one, without a wait, and without batching unless more than ``maxInFlight`` wait."""
 
     AUTOMATIC = "Automatic"
     ALWAYS = "Always"
@@ -302,6 +303,12 @@ class BatchingPolicy(Camel, frozen=True):
     the error, and no copies are sent to check the batch axis, so only models with `axis: First` are merged."""
     fallback: Fallback = field(default_factory=Fallback)
     """What an operator does when metrics fail; a sidecar by itself does not read it."""
+
+    def start(self, model: Model | None = None) -> Parameters:
+        """Return what a model starts with: the baseline inside its limits, or pass-through if that is the only mode."""
+        limits, passes = self.limits(model), self.pass_through.mode is PassThroughMode.ALWAYS
+        most = limits.max_in_flight
+        return limits.clamp(replace(self.baseline, max_in_flight=most, pass_through=True) if passes else self.baseline)
 
     def limits(self, model: Model | None = None) -> Limits:
         """Bounds with defaults: 1-64 rows, a wait of at most half the SLO, 1-32 batches in flight.

@@ -238,18 +238,10 @@ class _Load:
             return Request(key=0, arrived=now, due=due, deadline=now + self._timeout, payload=number)
         bucket = self._bucket(detail.length)
         return Request(
-            key=(bucket, detail.key) if detail.key else bucket,
-            arrived=now,
-            due=due,
-            rows=detail.rows,
-            deadline=now + min(detail.deadline, self._timeout),
-            priority=detail.priority,
-            tokens=detail.length * detail.rows,
-            bucket=bucket,
-            model=detail.model,
-            caller=detail.caller,
-            payload=number,
-        )
+            key=(bucket, detail.key) if detail.key else bucket, arrived=now, due=due, rows=detail.rows,
+            deadline=now + min(detail.deadline, self._timeout), priority=detail.priority,
+            tokens=detail.length * detail.rows, bucket=bucket, model=detail.model, caller=detail.caller, payload=number,
+        )  # fmt: skip
 
 
 class _Run:

@@ -91,8 +91,7 @@ class Guards:
 
     def observe_misses(self, stats: ModelStats, max_batch: int) -> bool:
         """Count answers of a setting that is forecast to meet the SLO; return whether it clearly misses it."""
-        missed = self._misses.observe(stats.hits, late_of(stats), max_batch)
-        if missed:
+        if missed := self._misses.observe(stats.hits, late_of(stats), max_batch):
             self._misses.restart()
         return missed
 

@@ -26,7 +26,7 @@ def why(aim: Aim, choice: Choice, current: Assessment, target: Assessment) -> tu
         saving = max(1 - choice.efficient.device_time / target.device_time, 0.0)
         return (
             Reason.PASSES_THROUGH,
-            f"batching would save {saving:.1%} of the device time at this load: too little; requests pass one by one",
+            f"requests pass one by one; batching would save {saving:.1%} of the device time at this load",
         )
     saving = 1 - target.now.device_time / current.now.device_time if current.now.device_time else 0.0
     times = f"{format_seconds(current.now.device_time)} to {format_seconds(target.now.device_time)} per request"

@@ -117,11 +117,8 @@ def is_gain(aim: Aim, choice: Choice, current: Assessment) -> bool:
     return is_faster(aim, target, current) if choice.is_fast else is_worth(target, current)
 
 
-def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
-    """Go towards the chosen setting as far as the rules allow.
-
-    ``alarmed``: more requests were late than forecast; ``expelled``: a backlog ended pass-through.
-    """
+def move(scene: Scene, *, alarmed: bool) -> Move:
+    """Go towards the chosen setting as far as the rules allow; ``alarmed``: more were late than forecast."""
     target, parameters = scene.choice.target, scene.current.parameters
     if scene.explores:
         message = "the batch latency of this setting is being measured"
@@ -137,10 +134,6 @@ def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
             text = "it may gain; only running it shows its latency"
             return Move(Reason.EXPLORES, text, target, explored, "evidence", tentative=not scene.loses, explores=True)
     # 3. Then a better setting.
-    if target.parameters == parameters and expelled:
-        if scene.history.since_change < scene.requirements.policy.tuning.riskier.after:
-            return Move(Reason.WITHIN_STABILIZATION_WINDOW, "a backlog ended pass-through", target)
-        return Move(Reason.PASSES_THROUGH, "the backlog that ended pass-through is gone", target, target)
     if target.parameters == parameters or not (alarmed or is_gain(scene.aim, scene.choice, scene.current)):
         return Move(Reason.CONVERGED, messages.out_of_reach(target) or "no candidate is clearly better", target)
     return _step(scene, alarmed=alarmed)

@@ -12,6 +12,7 @@ from carpool.forecasting.capacity import Capacity, candidates, capacity
 from carpool.forecasting.forecaster import HEADROOM, Assessment, Forecaster, Situation
 from carpool.learning.batchable_share import NONE
 from carpool.policy.durations import Duration
+from carpool.policy.spec import PassThroughMode
 from carpool.tuning import messages
 from carpool.tuning.candidates import known_flights, productive_sizes
 from carpool.tuning.exploration import Exploration, to_measure
@@ -46,6 +47,7 @@ class Plan:
 
     def __init__(self, requirements: Requirements, belief: Belief, guards: Guards, exploration: Exploration) -> None:
         self._requirements = requirements
+        self._passes = requirements.policy.pass_through.mode is PassThroughMode.ALWAYS
         self._belief = belief
         self._guards = guards
         self._exploration = exploration
@@ -139,7 +141,7 @@ class Plan:
         exploration.candidate = None
         if forecaster is None or choice is None or (guards.check.alarm and choice.efficient.holds_now):
             return
-        is_limited = belief.size_limit.largest is not None or belief.sharing.share <= NONE
+        is_limited = self._passes or belief.size_limit.largest is not None or belief.sharing.share <= NONE
         if is_limited or requirements.held or requirements.recommends or exploration.is_under_way:
             return
         # After misses that were not forecast, forecasts of exploration's cost are not reliable.
@@ -220,7 +222,7 @@ class Plan:
         if self.forecaster is None or self.choice is None or not self.choice.efficient.holds_ahead:
             return ()
         situation = self.forecaster.situation.with_the_whole_device()
-        is_possible = situation.share > NONE and situation.largest is None
+        is_possible = not self._passes and situation.share > NONE and situation.largest is None
         return to_measure(situation.service, situation.limits, situation.target) if is_possible else ()
 
     def alternative(self, parameters: Parameters) -> str:

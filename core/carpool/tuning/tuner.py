@@ -43,7 +43,7 @@ class Tuner:
         self._requirements = Requirements.of(policy, model)
         self.belief = Belief()
         self.belief.load.tolerance = policy.tuning.tolerance_percent / 100
-        self.parameters = self._requirements.clamp(parameters or self._requirements.limits.clamp(policy.baseline))
+        self.parameters = self._requirements.clamp(parameters or policy.start(model))
         self._history = History()
         self._guards = Guards(self._requirements.quantile)
         self._exploration = Exploration()
@@ -127,8 +127,7 @@ class Tuner:
         if any(moved) or belief.is_another_model():
             self._begin_epoch()
         # 3. Is the forecast contradicted?
-        expelled = self.parameters.pass_through and not observation.passing
-        alarmed, ended, checked = self._contradicted(observation, moved, backlogged=backlogged, expelled=expelled)
+        alarmed, ended, checked = self._contradicted(observation, moved, backlogged=backlogged)
         # 4. Choose again if something changed.
         if forgives := self._guards.margin.is_over(history.now):
             self._guards.margin.less(history.now)
@@ -138,13 +137,11 @@ class Tuner:
             belief.put_in_force(self._requirements.limits.max_batch)
             self.plan.make(self.parameters, self._left, history.now)
         # 5. Move.
-        decision = self._move(alarmed=alarmed, expelled=expelled, ended=ended)
+        decision = self._move(alarmed=alarmed, ended=ended)
         self.plan.rest(self.parameters, refine=refine and not changed)
         return decision
 
-    def _contradicted(
-        self, observation: Observation, moved: Moved, *, backlogged: bool, expelled: bool
-    ) -> tuple[bool, bool, bool]:
+    def _contradicted(self, observation: Observation, moved: Moved, *, backlogged: bool) -> tuple[bool, bool, bool]:
         """Compare answers with the forecast of the setting in force; requests late before it do not count.
 
         Returns whether too many were late, whether an exploration just ended, and whether an alarm began or ended.
@@ -161,7 +158,7 @@ class Tuner:
         misses = self.plan.choice is not None and not self.plan.choice.efficient.holds_now
         spent = late / observation.replicas
         ended = service is not None and exploration.observe(now, stats, spent, service, misses=misses)
-        disturbed = moved.load or moved.share or moved.limit or ended or exploration.is_under_way or expelled
+        disturbed = moved.load or moved.share or moved.limit or ended or exploration.is_under_way
         checked = guards.check_forecast(
             observation,
             model_moved=moved.model,
@@ -191,7 +188,7 @@ class Tuner:
 
     # ------------------------------------------------------------------------------------------------- movement
 
-    def _move(self, *, alarmed: bool, expelled: bool, ended: bool) -> Decision:
+    def _move(self, *, alarmed: bool, ended: bool) -> Decision:
         """Move as far as the rules allow."""
         plan, requirements, exploration = self.plan, self._requirements, self._exploration
         if plan.forecaster is None or plan.choice is None:
@@ -204,7 +201,7 @@ class Tuner:
             backlogged=self._backlogged(), forecast_low=bool(self._guards.check.alarm), ended=ended,
             explored=exploration.candidate, explores=exploration.is_under_way,
         )  # fmt: skip
-        chosen = move(scene, alarmed=alarmed, expelled=expelled)
+        chosen = move(scene, alarmed=alarmed)
         if chosen.step is None:
             kept = self._keep(chosen.reason, chosen.message, chosen.target, chosen.capped_by)
             decided = not chosen.capped_by and not requirements.recommends
@@ -214,8 +211,7 @@ class Tuner:
         return self._change(chosen, chosen.step)
 
     def _change(self, chosen: Move, step: Assessment) -> Decision:
-        moves = f"{self.parameters.describe()} to {step.parameters.describe()}: "
-        message = chosen.message if step.parameters == self.parameters else moves + chosen.message
+        message = f"{self.parameters.describe()} to {step.parameters.describe()}: {chosen.message}"
         if self._requirements.recommends:
             decision = self._decision(Reason.RECOMMEND_ONLY, message, step, chosen.target, chosen.capped_by)
             return replace(decision, tentative=chosen.tentative)

@@ -181,7 +181,6 @@ class Learned:
                 now=now,
                 seconds=total.seconds,
                 stats=replace(total.stats, cells=learned_from.cells),
-                passing=total.passing,
                 paused=total.paused,
                 queued_rows=total.queued_rows,
                 others=total.others,

@@ -62,9 +62,9 @@ class Models(UserDict[str, Learned]):
     def meet(
         self, now: float, policy: BatchingPolicy, name: str, met: bool | None, parameters: Parameters | None = None
     ) -> Learned:
-        """Begin to tune a model, with the baseline if it has no ``parameters`` yet."""
+        """Begin to tune a model, with what the policy starts it with if it has no ``parameters`` yet."""
         known = next((model for model in policy.models if model.name == name), None)
-        learned = self[name] = Learned(now, policy, known, parameters or policy.baseline, met=met)
+        learned = self[name] = Learned(now, policy, known, parameters or policy.start(known), met=met)
         return learned
 
     def follow(self, now: float, policy: BatchingPolicy, met: bool | None, evidence: Evidence) -> list[str]:

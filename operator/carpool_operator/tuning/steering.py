@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.happenings import Happening
     from carpool_operator.tuning.learning import Learned
 
-PASS_AGAIN = 60.0
-"""Seconds between documents that only end the effect of a backlog on pass-through: each is a write for all pods."""
-
 
 class Steering:
     """The pods of one target under one policy."""
@@ -48,7 +44,6 @@ class Steering:
         self._happenings = Happenings()
         self.trials = Trials(target, self.models, self.publisher, self._happenings)
         self._upgrade = Upgrade()
-        self._passed_at = -inf
 
     @property
     def awaits_first_reading(self) -> bool:
@@ -105,7 +100,7 @@ class Steering:
         if self._sees(now, spec, gathered, frozen=policy.tuning.mode is not TuningMode.APPLY):
             self._decide(view, spec, policy, pods, gathered.samples)
         # 3. Documents.
-        return self._publish(view, spec, policy, part)
+        return self._publish(view, policy, part)
 
     def _take_back(self, now: float, policy: BatchingPolicy, gathered: Gathered) -> None:
         """Apply the sidecars' own rollbacks: parameters that one sidecar rejected must not run on others."""
@@ -188,9 +183,6 @@ class Steering:
     ) -> None:
         """Decide which pods get the tuner's decision: all, these canaries, or none yet."""
         if decision.parameters == learned.parameters:
-            if view.now - self._passed_at >= PASS_AGAIN:
-                self._passed_at = view.now
-                self.publisher.owed = True
             return
         if self.trials.comes_first(view, spec, name, learned, decision, canaries):
             return
@@ -200,11 +192,11 @@ class Steering:
         self._happenings.note("Applied", name, decision.reason, decision.message, learned, decision)
 
     def _publish(
-        self, view: View, spec: PolicySpec, policy: BatchingPolicy, part: BatchingPolicy
+        self, view: View, policy: BatchingPolicy, part: BatchingPolicy
     ) -> tuple[list[Document], list[Happening]]:
         """Return the documents to send now, and what happened, with their generations."""
         publisher, trial = self.publisher, self.trials.current
-        every = policy.limits().clamp(spec.baseline)
+        every = policy.start()
         wanted = {EVERY: every, **{name: learned.parameters for name, learned in self.models.items()}}
         named = self.models.named(every)
         documents = []

@@ -312,21 +312,21 @@ class SidecarConfig(Camel, frozen=True):
         policy, limits = self.policy, self.policy.limits()
         fixed = self.parameters.get(EVERY_MODEL)
         # An operator writes the baseline first; then nothing is decided yet.
-        chosen = fixed is not None and not (self.target and fixed == limits.clamp(policy.baseline))
+        chosen = fixed is not None and not (self.target and fixed == policy.start())
         # Under an operator, Hold freezes a fleet's present parameters, which first calls may have set.
         held = policy.tuning.mode is TuningMode.HOLD and not self.target
-        held = held or policy.pass_through.mode is PassThroughMode.NEVER
+        held = held or policy.pass_through.mode is not PassThroughMode.AUTOMATIC
         if chosen or held or policy.baseline != Parameters() or limits.min_in_flight > 1:
             return 0
         return limits.max_in_flight
 
     def parameters_of(self, model: str) -> Parameters:
-        """Return what a model starts with: fixed parameters, or the policy's baseline inside its limits."""
+        """Return what a model starts with: fixed parameters, or what the policy starts it with."""
         fixed = self.parameters.get(model) or self.parameters.get(EVERY_MODEL)
         if fixed is not None:
             return fixed
         known = next((one for one in self.policy.models if one.name == model), None)
-        return self.policy.limits(known).clamp(self.policy.baseline)
+        return self.policy.start(known)
 
 
 FIXED_AT_START = (

@@ -48,7 +48,6 @@ class Observer:
                 now=stats.at,
                 seconds=seconds,
                 stats=replace(counts, cells=[]) if state.name in self._mixed else counts,
-                passing=state.passing,
                 growing=self._batcher.grows(state.name),
                 stalled=paused > STALLED_SHARE * seconds,
                 paused=paused,

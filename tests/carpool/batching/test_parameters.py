@@ -83,6 +83,28 @@ def test_rule_11_a_backlog_ends_pass_through() -> None:
     assert to.model("m").passing
 
 
+def test_rule_11_pass_through_is_back_once_the_backlog_is_gone() -> None:
+    to = Batcher(Parameters(max_batch=8, max_in_flight=2, pass_through=True))
+    one, two = batches(send(to, 0.0, request(), request()))
+    send(to, 0.0, request(), request(), request())  # three wait where two are served
+    (merged,) = batches(to.complete(one, 0.01))
+    assert merged.rows == 3
+    assert not to.model("m").passing
+    to.complete(merged, 0.02)
+    assert not to.model("m").passing, "a call is still under way"
+    to.complete(two, 0.03)
+    assert to.model("m").passing
+
+
+def test_rule_11_pass_through_holds_no_request_whatever_the_wait_is() -> None:
+    to = Batcher(Parameters(max_batch=8, max_wait=Duration(0.5), max_in_flight=2, pass_through=True))
+    one, _ = batches(send(to, 0.0, request(), request()))
+    send(to, 0.0, request(), request(), request())
+    (merged,) = batches(to.complete(one, 0.01))  # a backlog ended pass-through, until the other call has ended, too
+    to.complete(merged, 0.02)
+    assert len(batches(to.arrive(request(), 0.03))) == 1
+
+
 # ------------------------------------------------------------------------------------------------- counting
 
 

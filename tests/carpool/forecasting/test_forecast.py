@@ -171,6 +171,18 @@ def test_passing_through_ends_when_more_wait_than_are_served():
     assert got.mean_batch > 5
 
 
+@pytest.mark.parametrize("rows", [1, [1] * 60])
+def test_pass_through_is_back_once_a_backlog_is_gone(rows):
+    # Of four at once two are sent and two wait, which is no backlog: merged they would be three batches.
+    arrivals = [0.0] * 20 + [float(second) for second in range(1, 11) for _ in range(4)]
+    point = parameters(32, 0.5, 2, passing=True)
+    sizes = batches(Load(arrivals, rows), replace(SERVICE, executors=2), point, 1.0)
+    assert sizes[:3] == [1, 1, 18]
+    assert sizes[3:] == [1] * 40
+    device = Device(table(SERVICE.table(64)), executors=2)
+    assert [*Simulation(arrivals, device, slo=1.0, parameters=point).run().batch_rows] == sizes
+
+
 def test_noise_draws_multiply_batches_in_turn():
     got = played([0.0, 1.0, 2.0, 3.0], parameters(), draws=(1.0, 2.0))
     assert got.p50 == pytest.approx(affine(1))

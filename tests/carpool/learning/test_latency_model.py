@@ -73,18 +73,6 @@ def test_the_curve_travels_as_json():
     assert msgspec.json.decode(msgspec.json.encode(service), type=ServiceTime).time(9) == service.time(9)
 
 
-def test_draws_have_the_mean_and_the_noise():
-    exact = ServiceTime.measured({1: 0.01})
-    assert exact.draw(1, Random(0)) == 0.01
-    spread = ServiceTime.measured({1: 0.01}, noise=0.3)
-    rng = Random(1)
-    drawn = [spread.draw(1, rng) for _ in range(20_000)]
-    mean = sum(drawn) / len(drawn)
-    assert mean == pytest.approx(0.01, rel=0.02)
-    assert math.sqrt(sum((x - mean) ** 2 for x in drawn) / len(drawn)) / mean == pytest.approx(0.3, rel=0.05)
-    assert spread.draw(1, Random(5)) == spread.draw(1, Random(5))
-
-
 # -- the fit
 
 

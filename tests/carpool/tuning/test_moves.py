@@ -148,8 +148,8 @@ def scene(rate, start, *, mode=TuningMode.APPLY, since=60.0, requests=10_000, le
     return basis._replace(**changes)
 
 
-def moved(basis, *, alarmed=False, expelled=False):
-    return move(basis, alarmed=alarmed, expelled=expelled)
+def moved(basis, *, alarmed=False):
+    return move(basis, alarmed=alarmed)
 
 
 def test_what_restores_the_slo_is_done_at_once():
@@ -229,17 +229,6 @@ def test_while_the_forecast_is_too_low_no_request_is_held():
     assert moved(scene(600.0, parameters(16), forecast_low=True)).step is None
     # What restores the SLO comes first.
     assert moved(scene(1000.0, parameters(1), forecast_low=True)).reason is Reason.RESTORES_SLO
-
-
-def test_pass_through_ended_by_a_backlog_comes_back_once_that_has_been_gone_for_some_time():
-    through = parameters(8, passing=True, flights=4)
-    basis = scene(20.0, through)
-    passing = basis._replace(choice=Choice(basis.current, basis.choice.efficient))
-    again = moved(passing, expelled=True)
-    assert again.reason is Reason.PASSES_THROUGH
-    assert again.step.parameters == through
-    recent = scene(20.0, through, since=2.0)
-    assert moved(recent._replace(choice=passing.choice), expelled=True).step is None
 
 
 def test_a_size_beyond_those_measured_is_tried_by_one_replica_first():

@@ -41,7 +41,7 @@ class Shared:
         self._before = stats[0]
         for model, tuner in self.tuners.items():
             seen = Observation(
-                now=now, seconds=INTERVAL, stats=since.models[model], passing=tuner.parameters.pass_through,
+                now=now, seconds=INTERVAL, stats=since.models[model],
                 queued_rows=since.queued_rows, others=since.others(model),
             )  # fmt: skip
             decision = tuner.step(seen)

@@ -606,3 +606,11 @@ def test_a_held_policy_and_a_setting_taken_back_are_states():
     steps(tuner, counted(300, 0.5, [(4, 40, 0.007)]), 10)
     tuner.rejected(tuner.parameters, Parameters(max_batch=2))
     assert steps(tuner, counted(300, 0.5, [(4, 40, 0.007)]), 1, start=5.0)[-1].state is State.ROLLED_BACK
+
+
+def test_where_requests_always_pass_nothing_is_explored_from_the_first_second_on():
+    device = Device(times=linear(0.005, 0.0005), executors=4)
+    always = policy(pass_through=PassThrough(mode=PassThroughMode.ALWAYS))
+    outcome, decisions = tuned(poisson(250.0, 10.0), device, always, seconds=10.0, as_sidecars=True)
+    assert {decision.parameters for decision in decisions} == {Parameters(max_in_flight=32, pass_through=True)}
+    assert {*outcome.batch_rows} == {1}

@@ -200,23 +200,6 @@ def test_a_pod_that_missed_a_push_gets_it_again():
     assert world.condition("Programmed")["status"] == "True"
 
 
-def test_pass_through_that_a_backlog_ended_is_entered_again():
-    world = World(spec(pass_through=PassThrough(mode=PassThroughMode.ALWAYS)), pods=1)
-    world.run(60, 60)
-    assert world.parameters().pass_through
-    documents = len(world.log)
-
-    def expelled(report):
-        return replace(report, lanes={name: replace(lane, pass_through=False) for name, lane in report.lanes.items()})
-
-    world.pods[0].spoil = expelled
-    world.run(60, 30, seed=2)
-    assert len(world.log) == documents + 1
-    assert world.log[-1][1].change.parameters == world.log[-2][1].change.parameters
-    world.run(60, 100, seed=3)
-    assert len(world.log) <= documents + 3, "at most once a minute"
-
-
 def test_the_device_of_a_fleet_is_learned_from_all_its_pods():
     world = World(pods=4, device=GPU)
     world.run(1200, 40)
