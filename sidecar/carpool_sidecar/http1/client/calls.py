@@ -78,9 +78,10 @@ class Upload:
         return [chunk]
 
     def last(self) -> list[Buffer]:
-        """Return what to send behind the last piece. Raises ValueError short of the length."""
+        """Return what to send behind the last piece. Raises ValueError unless the whole length was written."""
         if self._left:
-            raise ValueError(f"{self._left} bytes less were written than the request's announced length")
+            written = f"{self._left} bytes less were" if self._left > 0 else "more was"
+            raise ValueError(f"{written} written than the request's announced length")
         return [LAST_CHUNK] if self._left is None else []
 
 

@@ -396,6 +396,8 @@ async def test_a_streamed_request_keeps_to_its_length(pool, kit):
         call.write(b"hel") or call.end()
     with pytest.raises(ValueError, match="more"):
         call.write(b"lo!")
+    with pytest.raises(ValueError, match=r"^more was written"):
+        call.end()
     call.cancel()
 
 
