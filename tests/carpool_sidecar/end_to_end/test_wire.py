@@ -144,7 +144,7 @@ async def pressed(world, **fields):
     world.model.behave = lambda exchange: exchange.respond(200, [], b'{"predictions":[1]}')
     first = await world.occupy(client)
     asked = [client.predict(b'"%b"' % (b"x" * 450_000)) for _ in range(8)]
-    await world.until(lambda: len(world.model.held) - 1 + sum(each.future.done() for each in asked) == 6)
+    await world.until(lambda: len(world.model.held) - 1 + sum(each.future.done() for each in asked) >= 6)
     world.model.release()
     await first
     statuses = [(await each).status for each in asked]

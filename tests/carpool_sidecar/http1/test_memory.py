@@ -371,14 +371,30 @@ async def test_what_an_upstream_does_not_read_of_a_stream_is_counted(link, kit, 
     assert link.pool.budget.held == 0
 
 
-async def test_streamed_requests_that_wait_for_a_connection_are_counted(kit):
+async def test_streamed_requests_that_wait_for_a_connection_are_counted_at_once(kit):
     pool = Pool("127.0.0.1", 1, max_connections=0, budget=Budget(1000))
-    call = pool.stream(POST % 500, Upload(500, kit.Sink()), kit.Receiver())
+    calls = [pool.stream(POST % 500, Upload(500, kit.Sink()), kit.Receiver()) for _ in range(2)]
+    for call in calls:
+        call.write(bytes(300))
+    assert 600 < pool.budget.held < 800, "before the next tick as many bytes again could be taken"
+    held = pool.budget.held
+    pool._expire(0.0)
+    assert pool.budget.held == held
+    kit.MemoryTransport(Upstream(pool))  # takes the first of them
+    assert pool.budget.held == held / 2
+    calls[1].cancel()
+    pool._expire(0.0)
+    assert pool.budget.held == 0
+    await pool.close()
+
+
+async def test_a_streamed_request_that_may_not_wait_is_not_counted(kit):
+    pool = Pool("127.0.0.1", 1, max_connections=0, max_waiting=0, budget=Budget(1000))
+    receiver = kit.Receiver()
+    call = pool.stream(POST % 500, Upload(500, kit.Sink()), receiver)
     call.write(bytes(300))
-    pool._expire(0.0)
-    assert 300 < pool.budget.held < 400
-    call.cancel()
-    pool._expire(0.0)
+    await receiver.over.wait()
+    assert receiver.events == [("failed", "busy", False)]
     assert pool.budget.held == 0
     await pool.close()
 

@@ -240,5 +240,7 @@ class Call:
     def _write(self, pieces: list[Buffer]) -> None:
         if self._link is None:
             self._pieces += pieces
+            if self.expires < NEVER:  # it waits, unless the pool has refused it
+                self._pool.keep(pieces)
         else:
             self._link.write(pieces)

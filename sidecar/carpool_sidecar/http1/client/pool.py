@@ -13,12 +13,13 @@ from carpool_sidecar.http1.client.upstream import Tunnel, Upstream
 from carpool_sidecar.http1.client.waiting import WaitingCalls
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.memory import Budget
+from carpool_sidecar.http1.messages import size_of
 from carpool_sidecar.http1.timing import NEVER, Ticker, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from carpool_sidecar.http1.messages import Body
+    from carpool_sidecar.http1.messages import Body, Buffer
 
 
 class Pool:
@@ -167,9 +168,8 @@ class Pool:
 
     def release(self, link: Upstream) -> None:
         """Take back a connection whose call is answered."""
-        queue = self._waiting.queue
-        if queue:
-            queue.popleft().begin(link)
+        if self._waiting.queue:
+            self._waiting.take().begin(link)
         elif not self.reuse:
             link.close()  # its call was cancelled while it was opened
         else:
@@ -186,6 +186,10 @@ class Pool:
         self._connections.close_idle()
         self._waiting.prepend(call, self.clock())
         self._connect_as_needed()
+
+    def keep(self, pieces: list[Buffer]) -> None:
+        """Count pieces of a body that a waiting call keeps."""
+        self._waiting.count(size_of(pieces))
 
     def withdraw(self, call: Call) -> None:
         """Remove a cancelled call from the queue, unless the full queue had refused it."""
@@ -230,7 +234,7 @@ class Pool:
             # that came later than the attempt began: the one it was made for got another connection.
             call = queue[0]
             if call.expires <= began + self._waiting.longest_wait(call):
-                queue.popleft().fail(*failure)
+                self._waiting.take().fail(*failure)
         self._connect_as_needed()
 
     def _expire(self, now: float) -> bool:

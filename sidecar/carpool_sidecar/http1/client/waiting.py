@@ -35,11 +35,23 @@ class WaitingCalls:
         """Add a call behind all others."""
         call.expires = now + self.longest_wait(call)
         self.queue.append(call)
+        self.count(call.waiting_bytes)
 
     def prepend(self, call: Call, now: float) -> None:
         """Add a call before all others."""
         call.expires = now + self.longest_wait(call)
         self.queue.appendleft(call)
+
+    def take(self) -> Call:
+        """Remove the first call; what its connection can't send at once is counted there."""
+        call = self.queue.popleft()
+        self.count(-call.waiting_bytes)
+        return call
+
+    def count(self, more: int) -> None:
+        """Count so many more bytes of streamed bodies as held."""
+        self._counted += more
+        self._budget.held += more
 
     def remove(self, call: Call) -> None:
         """Remove a call, if it waits."""
@@ -51,14 +63,12 @@ class WaitingCalls:
         return min(call.timeout, self._max_wait)
 
     def expire(self, now: float) -> None:
-        """Fail the calls that have waited for too long, and count the bytes of the others."""
+        """Fail the calls that have waited for too long, and count the others again: cancelled ones have left."""
         for call in tuple(self.queue):
             if now >= call.expires and not call.done:
                 self.queue.remove(call)
                 call.fail("timeout", f"no connection to the upstream was free within {self.longest_wait(call):g} s")
-        waiting = sum(call.waiting_bytes for call in self.queue)
-        self._budget.held += waiting - self._counted
-        self._counted = waiting
+        self.count(sum(call.waiting_bytes for call in self.queue) - self._counted)
 
     def fail_all(self, text: str) -> None:
         """Fail all calls with "reset"."""
