@@ -167,10 +167,5 @@ class Control:
         # end with one at a time.
         if decision.change or (decision.decided and first is not None and first.merges):
             self.in_force.put(model, decision.parameters)
-        if decision.change:
-            self._log.info(
-                "parameters changed",
-                extra={"model": model, "reason": decision.reason.value, "detail": decision.message},
-            )
         self._driver.do(batcher.learn(model, decision.estimate, self._clock(), shed_slo=decision.shed_slo))
         self.decisions.add(model, decision)

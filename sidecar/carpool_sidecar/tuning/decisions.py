@@ -14,7 +14,7 @@ from carpool_sidecar.tuning.replica_load import Utilization
 if TYPE_CHECKING:
     import logging
 
-    from carpool.exchange.decision import Forecasted
+    from carpool.exchange.decision import Forecasted, Reason
 
 KEPT = 50
 """Decisions that are remembered."""
@@ -31,7 +31,10 @@ class Explained(Struct):
 
 
 class Decisions:
-    """Decisions as they come. A repeated one that changes nothing is kept once, with how often it came."""
+    """Decisions as they come. A repeated one that changes nothing is kept once, with how often it came.
+
+    A ramp, that is a change in steps, takes minutes. Its first step and its last are logged and kept.
+    """
 
     def __init__(self, log: logging.Logger) -> None:
         self.recent: deque[Explained] = deque(maxlen=KEPT)
@@ -42,6 +45,8 @@ class Decisions:
         """By model: how answers differ from the forecast, while they do."""
         self.utilization: dict[str, Utilization] = {}
         """By model, from its last forecast."""
+        self._ramps: dict[str, Reason] = {}
+        """By model: why its ramp began, while it goes on."""
         self._log = log
 
     def add(self, model: str, decision: Decision) -> None:
@@ -52,6 +57,10 @@ class Decisions:
         self._compare(model, decision)
         key = ("Change" if decision.change else "Keep", decision.reason.value)
         self.counts[key] = self.counts.get(key, 0) + 1
+        if self._goes_on(model, decision):
+            return
+        if decision.change:
+            self._log_change(model, decision)
         last = self._last(model)
         if (
             last is not None
@@ -70,13 +79,30 @@ class Decisions:
         return None if last is None else last.decision.predicted
 
     def forget(self, model: str | None = None) -> None:
-        """Drop the forecasts of a model, or of all: they were of another model, server, policy or tuner process."""
-        for forecasts in (self.alarms, self.utilization):
-            for name in [*forecasts] if model is None else [model]:
-                forecasts.pop(name, None)
+        """Drop what belongs to the present model, or to all: another model, server, policy or tuner process follows."""
+        for known in (self.alarms, self.utilization, self._ramps):
+            for name in [*known] if model is None else [model]:
+                known.pop(name, None)
 
     def _last(self, model: str) -> Explained | None:
         return next((each for each in reversed(self.recent) if each.model == model), None)
+
+    def _goes_on(self, model: str, decision: Decision) -> bool:
+        """Whether this is a further step of a ramp; a step for another reason begins a ramp of its own."""
+        before = self._ramps.get(model)
+        if decision.change and decision.capped_by == "step":
+            self._ramps[model] = decision.reason
+            return decision.reason is before
+        # Between steps nothing changes, because the next one waits or there is no data to decide on.
+        if decision.change or (decision.uncapped is not None and decision.capped_by != "step"):
+            self._ramps.pop(model, None)
+        return False
+
+    def _log_change(self, model: str, decision: Decision) -> None:
+        facts = {"model": model, "reason": decision.reason.value, "detail": decision.message}
+        if decision.capped_by == "step" and decision.uncapped is not None:
+            facts["target"] = decision.uncapped.describe()
+        self._log.info("parameters changed", extra=facts)
 
     def _compare(self, model: str, decision: Decision) -> None:
         """Log when the forecast begins to be off, and when it is right again."""
