@@ -109,8 +109,8 @@ class Flights:
 
     def __init__(self, port: DataPort, headroom: Headroom, *, idempotent: bool, wake: Callable[[], None]) -> None:
         self.idempotent = idempotent
-        self.stopping = False
-        """Whether no more tasks are started, and lost ones are left to the next process."""
+        self.aborting = False
+        """Whether this process ends: lost tasks are left to the next one."""
         self.outcomes: list[Outcome] = []
         """Outcomes that are not stored yet."""
         self._port, self._headroom, self._wake = port, headroom, wake
@@ -157,7 +157,7 @@ class Flights:
         """Handle a missing answer."""
         if error.kind == "too-large":
             self._ended(flight, Outcome(flight.task.of, None, "too-large"))
-        elif self.stopping:
+        elif self.aborting:
             self._drop(flight.task.of)  # as if the process had been killed: the next one recovers it
         elif error.kind in {"refused", "connect"}:
             self._headroom.refused(flight.task.call.path, 0.0, self._clock())

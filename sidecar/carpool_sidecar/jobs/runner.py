@@ -49,6 +49,8 @@ class Runner:
         self._writer, self._backlog = writer, backlog
         self._look, self._ready, self._log = look, ready, log
         self._clock = asyncio.get_running_loop().time
+        self.stopping = False
+        """Whether no more tasks are started."""
         self._closing = False
         self._wanted = asyncio.Event()
 
@@ -85,14 +87,9 @@ class Runner:
                     await self._wanted.wait()
             more = True
 
-    @property
-    def stopping(self) -> bool:
-        """Whether no more tasks are started."""
-        return self.flights.stopping
-
     def stop(self) -> None:
         """Start no more tasks; those under way go on."""
-        self.flights.stopping = True
+        self.stopping = True
 
     async def close(self) -> None:
         """Abort tasks under way, and store the answers received.
@@ -100,6 +97,7 @@ class Runner:
         The next process finds the aborted ones running, and reports them.
         """
         self.stop()
+        self.flights.aborting = True
         await self._port.close()
         self._closing = True
         self.wake()

@@ -452,6 +452,33 @@ async def test_a_drain_finishes_what_is_under_way_and_starts_nothing(world, star
         assert (job["state"], job["attempts"], job["rerun"]) == ("done", 1, False)
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_what_is_lost_in_a_drain_is_known_at_once(world, started, idempotent):
+    def half(exchange):
+        exchange.start(200, [], 20)
+        exchange.write(b"half")
+        exchange.abort()
+
+    sidecar, client = await started(policy={"idempotent": idempotent})
+    world.model.behave, world.model.holding = half, True
+    job = (await submit(client, path="/elsewhere")).json
+    await world.until(lambda: world.model.held)
+    sidecar.jobs.drain()
+    world.model.release()
+    await world.until(lambda: not sidecar.jobs.store.totals["running"])
+    job = (await client.get(f"/v1/jobs/{job['id']}".encode())).json
+    if not idempotent:
+        assert (job["state"], job["reason"]) == ("failed", "connection-reset")
+        return
+    assert (job["state"], job["attempts"], job["rerun"]) == ("queued", 1, True)
+    await sidecar.close()
+    world.sidecars.remove(sidecar)
+    world.model.behave = lambda exchange: exchange.respond(200, [])
+    _, client = await started()
+    job = await ended(client, job)
+    assert (job["state"], job["attempts"]) == ("done", 2)
+
+
 async def test_while_it_ends_a_sidecar_takes_in_nothing(started):
     sidecar, client = await started()
     sidecar.jobs.drain()
