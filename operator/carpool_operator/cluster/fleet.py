@@ -159,8 +159,8 @@ class Lister:
         self._log = log
         self._places = fleet.coverage.places
         """Those of the last successful list."""
-        self.left_out: set[str | None] = set()
-        """Namespaces that it left out."""
+        self.left_out: dict[str | None, str] = {}
+        """Namespaces that are left out, and why."""
 
     async def list_all(self) -> bool:
         """List everything. A namespace that may not be read, as after its deletion, is left out.
@@ -189,9 +189,9 @@ class Lister:
             else:
                 there = [each for each in there if each not in refused]
                 self._leave_out(refused)
-        for namespace in self.left_out.intersection(there):
-            self._log.info("a namespace can be read again", extra={"namespace": namespace})
-        self.left_out = {*self._namespaces} - {*there}
+        for namespace in there:
+            if self.left_out.pop(namespace, None) is not None:
+                self._log.info("a namespace can be read again", extra={"namespace": namespace})
         if coverage.present != before:
             self._log.info("the cluster has other kinds", extra={"kinds": sorted(coverage.present)})
         if not coverage.synced:
@@ -201,11 +201,13 @@ class Lister:
         return self._places != listed_before
 
     def _leave_out(self, refused: Mapping[str | None, ApiError]) -> None:
-        """Forget namespaces that can't be read, and log each once."""
+        """Forget namespaces that can't be read, and log each once, and again if another error prevents it."""
         for namespace, error in refused.items():
-            if namespace not in self.left_out:
-                what = {"namespace": namespace, "status": error.status, "error": str(error)}
+            why = str(error)
+            if self.left_out.get(namespace) != why:
+                what = {"namespace": namespace, "status": error.status, "error": why}
                 self._log.warning("a namespace can't be read, and is left out until it can", extra=what)
+            self.left_out[namespace] = why
             self._fleet.leave_out(namespace)
 
     async def _list(self, name: str, kind: Kind, namespace: str | None) -> int:

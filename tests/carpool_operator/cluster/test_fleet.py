@@ -285,6 +285,28 @@ async def test_a_namespace_that_can_not_be_read_is_left_out_and_the_others_go_on
     assert fleet.workload(Target("b", "Deployment", "late")) is None
 
 
+async def test_why_a_namespace_can_not_be_read_is_logged_once_though_listing_fails(api, of_two, caplog):
+    caplog.set_level("INFO")
+    api.close("b")
+    for _ in range(3):
+        api.fail("GET /apis/apps/v1/namespaces/a/statefulsets")
+        with pytest.raises(ApiError):
+            await of_two.once()
+    await of_two.once()
+    logged = [(each.message, each.status) for each in caplog.records if hasattr(each, "namespace")]
+    assert logged == [("a namespace can't be read, and is left out until it can", 403)]
+
+    caplog.clear()
+    api.closed.clear()
+    api.fail("GET /apis/carpool.dev/v1alpha1/namespaces/b/", 404)
+    await of_two.once()
+    await of_two.once()
+    assert [(each.message, each.namespace) for each in caplog.records if hasattr(each, "namespace")] == [
+        ("a namespace can't be read, and is left out until it can", "b"),  # for another reason
+        ("a namespace can be read again", "b"),
+    ]
+
+
 async def test_an_operator_starts_though_a_namespace_is_gone(api, fleet, of_two):
     populate(api)
     api.close("a")
