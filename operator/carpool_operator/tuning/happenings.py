@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool_operator.tuning.learning import predicted
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from carpool_operator.tuning.learning import Learned
 
 RECOMMEND_AGAIN = 60.0
-"""Seconds between two recommendations."""
+"""Seconds between two recommendations, and without one after which the same is one again. The status drops it then."""
 
 
 class Happening(NamedTuple):
@@ -37,13 +36,21 @@ class Happening(NamedTuple):
     """Generation of its document; 0: there is none."""
 
 
+class _Recommended(NamedTuple):
+    parameters: Parameters
+    at: float
+    """When it was noted."""
+    seen: float
+    """When it was decided last."""
+
+
 class Happenings:
     """Collects what happens in a pass; the generations are known once the documents are published."""
 
     def __init__(self) -> None:
         self._noted: list[Happening] = []
-        self._recommended: dict[str, tuple[float, Parameters]] = {}
-        """By model: the last recommendation, and when."""
+        self._recommended: dict[str, _Recommended] = {}
+        """By model: the last recommendation."""
 
     def begin(self) -> None:
         """Begin a pass, with nothing noted."""
@@ -80,11 +87,13 @@ class Happenings:
         )
 
     def recommend(self, now: float, model: str, learned: Learned, decision: Decision) -> None:
-        """Note a recommendation, if it is another one, and not too soon after the last."""
-        at, before = self._recommended.get(model, (-inf, None))
-        if decision.parameters != before and now - at >= RECOMMEND_AGAIN:
-            self._recommended[model] = (now, decision.parameters)
-            self.note("Recommended", model, decision.reason, decision.message, learned, decision, decision.parameters)
+        """Note a recommendation, if it is another one or was gone for a while, and not too soon after the last."""
+        wanted, last = decision.parameters, self._recommended.get(model)
+        if last is not None and last.parameters == wanted and now - last.seen < RECOMMEND_AGAIN:
+            self._recommended[model] = last._replace(seen=now)
+        elif last is None or now - last.at >= RECOMMEND_AGAIN:
+            self._recommended[model] = _Recommended(wanted, now, now)
+            self.note("Recommended", model, decision.reason, decision.message, learned, decision, wanted)
 
     def published(self, generation: int, tried: int) -> list[Happening]:
         """Return the pass's, with the generations of their documents; ``tried``: of the canaries' document."""
