@@ -153,10 +153,11 @@ def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
     try:
         timings, rates, missing = _rounds(runs, cold, asked.rounds, asked.budget, asked.concurrency)
     except targets.TargetError as error:
-        raise click.ClickException(
-            f"{target.name}: a batch that was answered before failed while it was measured: {error}; measure again "
-            "once the model answers all (--concurrency 1 if it takes no two calls at once)"
-        ) from None
+        text = (
+            f"a batch that was answered before failed while it was measured: {error}; measure again once the model "
+            "answers all (--concurrency 1 if it takes no two calls at once)"
+        )
+        raise _unanswered(target, error, text) from None
     fitted = memory.fit(used, meter.limit) if meter is not None else None
     profile = _profile(asked, target.name, timings, rates, fitted)
     # 4. The results
@@ -259,10 +260,11 @@ def _verified(target: Target, rows: Arrays, tolerance: float) -> bool:
     return not verdict.why
 
 
-def _unanswered(target: Target, error: TargetError) -> click.ClickException:
-    """Return the error for a batch without an answer: it names the model once."""
+def _unanswered(target: Target, error: TargetError, text: str = "") -> click.ClickException:
+    """Return the error for a batch without an answer: it names the model once. ``text`` repeats ``error``."""
     is_named = error.final or error.no_answer
-    return click.ClickException(str(error) if is_named else f"{target.name}: {error}")
+    text = text or str(error)
+    return click.ClickException(text if is_named else f"{target.name}: {text}")
 
 
 def _cold_runs(

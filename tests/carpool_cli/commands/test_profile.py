@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from carpool_cli.commands import profile
-from carpool_cli.profiling.targets import OnnxTarget, TargetError
+from carpool_cli.profiling.targets import OnnxTarget, ServerTarget, TargetError
 
 QUICK = ("--rounds", 3, "--for", "1ms", "--concurrency", 1)
 
@@ -125,6 +125,26 @@ def test_a_batch_that_fails_while_it_is_measured_is_one_line(double, carpool, tm
     assert result.exit_code == 1
     assert "failed while it was measured: status 500: no memory; measure again" in result.output
     assert not (tmp_path / "p.json").exists()
+
+
+def test_a_server_that_fails_while_it_is_measured_is_named_once(echo, carpool, monkeypatch):
+    prepare, calls = ServerTarget.prepare, count(1)
+
+    def prepared(target, batch):
+        run = prepare(target, batch)
+
+        def failing():
+            if next(calls) < 4:
+                return run()
+            raise TargetError(f"no answer from {echo}: timed out", input_fault=False, no_answer=True)
+
+        return failing
+
+    monkeypatch.setattr(ServerTarget, "prepare", prepared)
+    result = carpool("profile", "--upstream", echo, "--protocol", "v1", *QUICK, "--max-batch", 2)
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: a batch that was answered before failed while it was measured: no answer")
+    assert result.output.count(echo) == 1
 
 
 def interrupt(monkeypatch, number, by=KeyboardInterrupt):
