@@ -103,7 +103,8 @@ def command(
         }
         click.echo(json_of(document))
         return
-    for line in [*too_slow(after), *not_merged(after), *posted(after), *token_streams(after), *jobs(after)]:
+    lines = [*unready(after), *too_slow(after), *not_merged(after), *posted(after), *token_streams(after), *jobs(after)]
+    for line in lines:
         click.echo(printable(line))
     if not explanation.tuned:
         click.echo("nothing is tuned here: parameters are fixed, or the mode is Hold")
@@ -129,6 +130,11 @@ def observe(before: Report | None, after: Report) -> dict[str, Figures]:
         for name, model in stats.models.items()
         if model.arrivals or model.served or any(model.misses.values())
     }
+
+
+def unready(report: Report) -> list[str]:
+    """Return a line with the reason while the sidecar is not ready: the decisions know nothing of it."""
+    return [] if report.ready else [f"not ready: {report.readiness}"]
 
 
 def taken_back(rolled_back: RolledBack) -> str:

@@ -21,7 +21,7 @@ from carpool_cli.commands.explain import (
     taken_back,
     text_of,
 )
-from carpool_cli.live.admin_client import Decided, Explained, Explanation, LastBusy, Predicted
+from carpool_cli.live.admin_client import AdminClient, Decided, Explained, Explanation, LastBusy, Predicted
 from carpool_cli.live.unbatched import not_batched, not_merged, too_slow
 
 SLO = 0.05
@@ -313,6 +313,14 @@ def test_a_running_sidecar_explains_itself(up, carpool):
     document = json.loads(carpool("explain", up.admin, "--over", "0s", "--json").output)
     assert document["tuned"] is True
     assert set(document) == {"tuned", "decisions", "observed", "lastBusy", "forwarded", "tokenStreams"}
+
+
+def test_a_sidecar_that_is_not_ready_says_so_first(up, carpool, monkeypatch):
+    report = AdminClient.report
+    why = "no connection to the upstream: Connection refused"
+    monkeypatch.setattr(AdminClient, "report", lambda self: replace(report(self), ready=False, readiness=why))
+    told = carpool("explain", up.admin, "--over", "0s")
+    assert told.output.startswith(f"not ready: {why}\n")
 
 
 def test_names_that_clients_made_up_do_not_control_the_terminal(launched, nasty, carpool):
