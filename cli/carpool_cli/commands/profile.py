@@ -18,9 +18,8 @@ from carpool_cli.load import servers
 from carpool_cli.options import ADDRESS, DIMS, DURATION, INPUT_FILE, OUTPUT_FILE, Address, FiniteRange, without_secrets
 from carpool_cli.profiling import device_profile, memory
 from carpool_cli.profiling.device_profile import DeviceProfile
-from carpool_cli.profiling.inflection import inflection
+from carpool_cli.profiling.inflection import inflection, may_gain_more
 from carpool_cli.profiling.measuring import (
-    NEAR_THE_LARGEST,
     Stopped,
     Timing,
     advise,
@@ -123,7 +122,7 @@ Examples:
 def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
     """Measure the latency of batches of 1, 2, 4, ... rows, on the model in the file ONNX or on a server.
 
-    Shows the size beyond which larger batches gain nothing, the largest size that fits memory, the server concurrency,
+    Shows the size beyond which larger batches gain little, the largest size that fits memory, the server concurrency,
     and, with --slo-p99, which batch size to use. Times are the minimum over interleaved rounds; the median is also
     shown.
 
@@ -349,11 +348,10 @@ def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float]
                 f"batching gains nothing: a row in a batch of {largest} costs {loss:.2f} times as much as a single row"
             )
         else:
-            beyond = (
-                "larger ones may gain more, raise --max-batch"
-                if cheapest >= NEAR_THE_LARGEST * largest
-                else "larger ones gain nothing"
-            )
+            beyond = "larger ones gain little"
+            if may_gain_more(curve):
+                more = "those that fail might gain more" if stopped else "larger ones may gain more, raise --max-batch"
+                beyond = f"it still falls at {largest}: {more}"
             click.echo(f"a row in a batch of {cheapest} costs {gain:.2f} times less than alone; {beyond}")
     if len(rates) > 1:
         at = _cheapest(timings).rows

@@ -11,7 +11,7 @@ import threading
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool_cli.profiling.inflection import WORTHWHILE, inflection
+from carpool_cli.profiling.inflection import WORTHWHILE, inflection, may_gain_more
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 LEAST_ROUNDS = 3
 
-NEAR_THE_LARGEST = 0.9
-"""From this share of the largest measured size, it is unknown whether larger ones gain more."""
+ALL = 0.9
+"""From this share of the rows that memory allows, memory is what limits a batch."""
 
 
 class Timing(NamedTuple):
@@ -163,16 +163,16 @@ def advise(curve: ServiceTime, *, slo: float, limit: int | None) -> Advice:
             f"even two batches of one row take {2 * curve.time(1) * 1e3:.3g} ms: under load this p99 can't be met; "
             "serve single rows and keep the utilization low, or relax it"
         )
-    elif cheapest == 1:
+    elif cheapest == 1 and top > 1:
         loss = curve.per_row(slowest) / curve.per_row(1)
         worse = f"; a row in a batch of {slowest} costs {loss:.2g} times as much" if loss > WORTHWHILE else ""
         text = f"don't batch: a row never costs less in a batch{worse}"
     elif best < cheapest:
         text = f"max_batch {best}: the p99 leaves no room for {cheapest}, where a row would be cheapest"
-    elif best >= NEAR_THE_LARGEST * curve.largest_measured:
-        text = f"max_batch {best}, about the largest measured: larger ones may gain more"
-    elif best >= NEAR_THE_LARGEST * top:
+    elif top < curve.largest_measured and best >= ALL * top:
         text = f"max_batch {best}, all that memory allows"
+    elif top == curve.largest_measured and may_gain_more(curve):
+        text = f"max_batch {best}: a row still gets cheaper at {top}, the largest measured; larger ones may gain more"
     else:
-        text = f"max_batch {best}: larger batches gain nothing"
+        text = f"max_batch {best}: larger batches gain little"
     return Advice(best, gain, rate, bool(allowed), text)

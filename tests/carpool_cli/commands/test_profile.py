@@ -206,10 +206,27 @@ def test_a_fixed_batch_axis_is_refused_with_the_fix(fixed, carpool):
     assert "dynamic_axes={'x': {0: 'batch'}}" in result.output
 
 
+@pytest.fixture
+def bending(standing_in, tmp_path):
+    """A server whose cost per row falls by a third from 4 rows to 8, and on."""
+    path = tmp_path / "bending.json"
+    seconds = [0.02 + 0.0005 * rows for rows in (1, 32)]
+    path.write_text(json.dumps({"name": "bending", "source": "synthetic", "rows": [1, 32], "seconds": seconds}))
+    with standing_in(path) as url:
+        yield url
+
+
+def test_where_the_largest_size_is_the_cheapest_larger_ones_may_gain_more(bending, carpool):
+    result = carpool("profile", "--upstream", bending, *QUICK, "--max-batch", 8, "--slo-p99", "1s")
+    assert "it still falls at 8: larger ones may gain more, raise --max-batch" in result.output
+    assert "for a p99 of 1s: max_batch 8: a row still gets cheaper at 8" in result.output
+
+
 def test_a_size_that_fails_ends_the_search(nasty, carpool):
     with nasty("--max-batch", "4") as url:
         result = carpool("profile", "--upstream", url, *QUICK, "--max-batch", 16)
     assert result.exit_code == 0, result.output
+    assert "raise --max-batch" not in result.output
     assert "a batch of 8 failed: status 400" in result.output
 
 
