@@ -9,6 +9,7 @@ import click
 import yaml
 
 from carpool.policy.durations import format_seconds
+from carpool.policy.parameters import Parameters
 from carpool.policy.plain import to_plain
 from carpool.tuning.objective import Aim
 from carpool_cli import options
@@ -72,7 +73,8 @@ def command(
     Shows the reasons, the saving, the highest load, what bounds the choice, and the configuration to paste. The rule is
     the tuner's own. But the tuner knows only what it has measured: its wait may differ by a step or two.
 
-    Exits 1 when no configuration meets the SLO at this load with the safety margin: half of the misses it allows.
+    Exits 1 when no configuration meets the SLO at this load with the safety margin: half of the misses it allows; 2
+    for an option or a file that can't be used.
     """
     profile = device_profile.load(path, executors)
     assumptions.refuse_cv_of(trace)
@@ -125,7 +127,8 @@ def _configuration(
             "objective": policy.objective.value,
             "targetUtilizationPercent": policy.target_utilization_percent,
             **({"bounds": bounds} if bounds else {}),
-            "baseline": to_plain(found.parameters),
+            # A baseline that equals the defaults counts as none.
+            **({"baseline": to_plain(found.parameters)} if found.parameters != Parameters() else {}),
         },
     }
 
@@ -176,7 +179,13 @@ def _show(found: Recommendation, pasted: dict[str, object]) -> None:
         click.echo(
             "\n# sidecar.yaml, for `carpool-sidecar --config sidecar.yaml` or `carpool up --config sidecar.yaml`"
         )
-    click.echo("# the tuner starts from this baseline; `tuning: {mode: Hold}` beside it freezes it")
+    if found.parameters != Parameters():
+        click.echo("# the tuner starts from this baseline; `tuning: {mode: Hold}` beside it freezes it")
+    else:
+        click.echo(
+            "# without a baseline: the setting is the default, and a baseline equal to it counts as none. The tuner "
+            "begins\n# with first calls; `tuning: {mode: Hold}` freezes the default"
+        )
     click.echo(yaml.safe_dump(pasted, sort_keys=False).rstrip())
 
 

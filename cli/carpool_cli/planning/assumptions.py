@@ -77,7 +77,7 @@ def slo_policy(
 ) -> BatchingPolicy:
     """Return the policy of a p99 (seconds) and bounds.
 
-    Raises ``click.ClickException`` naming the contradicting field.
+    Raises ``click.UsageError`` naming the option that contradicts the p99: only the longest wait can.
     """
     policy = BatchingPolicy(
         slo=SLO(latency=Latency(p99=Duration(slo))),
@@ -94,7 +94,7 @@ def slo_policy(
         # The default baseline may be outside of narrow bounds, and the user did not choose it.
         return replace(policy, baseline=policy.limits().clamp(policy.baseline)).validate()
     except PolicyError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.UsageError(f"--max-wait: {str(error).removeprefix(f'{error.field}: ')}") from None
 
 
 def held(policy: BatchingPolicy, parameters: Parameters) -> BatchingPolicy:

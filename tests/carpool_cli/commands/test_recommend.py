@@ -47,6 +47,16 @@ def test_json_says_the_same(carpool, profile):
     assert document["recommendation"]["p99Ahead"] <= 0.05
 
 
+def test_a_setting_that_equals_the_defaults_is_no_baseline(carpool, profile):
+    arguments = ("recommend", "--profile", profile, "--slo-p99", "50ms", "--rate", 800, "--objective", "latency")
+    shown = carpool(*arguments).output
+    assert "\n  batch 32, wait 0s, 1 in flight\n" in shown
+    assert "the tuner starts from this baseline" not in shown
+    assert "a baseline equal to it counts as none" in shown
+    assert "baseline" not in yaml.safe_load(shown[shown.index("policy:") :])["policy"]
+    assert "baseline" not in json.loads(carpool(*arguments, "--json").output)["config"]["policy"]
+
+
 def test_bounds_that_were_given_are_kept_and_pasted(carpool, profile):
     options = ("--max-batch", 4, "--max-wait", "2ms", "--max-in-flight", 1)
     shown = carpool("recommend", "--profile", profile, "--slo-p99", "50ms", "--rate", 300, *options).output
@@ -94,6 +104,10 @@ def test_a_trace_gives_rate_and_burstiness(carpool, profile, tmp_path):
     ("options", "words"),
     [
         (("--slo-p99", "0s", "--rate", 300), "'--slo-p99': '0s': has to be longer than 0s"),
+        (
+            ("--slo-p99", "50ms", "--rate", 300, "--max-wait", "60ms"),
+            "--max-wait: 60ms is not below the SLO of 50ms: lower it or drop it",
+        ),
         (("--slo-p99", "50ms", "--trace", "t.txt", "--cv", 2), "--cv does not go with --trace, which brings its own"),
     ],
 )

@@ -8,6 +8,7 @@ from carpool.learning.arrivals import Poisson
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.spec import Objective
 from carpool.simulation.simulator import Simulation
+from carpool.tuning.objective import Aim
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.recommending import best_for, highest_load, recommend
@@ -99,6 +100,29 @@ def test_a_slo_shorter_than_the_device_can_hold_no_load():
 )
 def test_what_bounds_it(profile, rate, slo, largest, says):
     assert says in recommend(situation(profile, rate, slo, largest)).bounded_by
+
+
+@pytest.mark.parametrize(
+    ("objective", "rate", "bound", "rule"),
+    [
+        (Objective.BALANCED, 600, "the utilization target: with a shorter wait the device would be more than 60%", None),
+        (Objective.BALANCED, 50, "the load: the device is at most 60% busy without any wait", None),
+        (Objective.BALANCED, 2, "the load: the device is at most 60% busy without any wait", None),
+        (Objective.LATENCY, 600, "the objective: waiting for larger batches would only add latency", "the lowest p99"),
+    ],
+)
+def test_a_setting_chosen_for_its_latency_is_bounded_by_what_chose_it(objective, rate, bound, rule):
+    found = recommend(situation(REFERENCE, rate), aim=Aim.of(for_p99(0.05, objective)))
+    assert found.holds_ahead
+    assert found.bounded_by.startswith(f"bounded by {bound}")
+    assert found.reasons[0].endswith(f" busy: {rule}" if rule else "(target 60%): the least latency within the target")
+
+
+def test_the_highest_load_is_not_shown_higher_than_the_search_was_exact():
+    found = recommend(situation(REFERENCE, 100))
+    shown = highest_load(replace(found, highest_load=2385.5))
+    assert shown == "highest load at which any configuration meets the SLO: about 2,360 requests/s"
+    assert highest_load(replace(found, highest_load=0.0)).endswith("about 0 requests/s")
 
 
 def test_memory_bounds_it():
