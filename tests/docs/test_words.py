@@ -10,6 +10,7 @@ from pages import ROOT, WRITTEN
 
 from carpool.batching.requests import Refused
 from carpool.exchange.decision import Reason
+from carpool_cli.live.unbatched import OF_REQUESTS
 from carpool_cli.main import COMMANDS
 from carpool_operator.api.status import DEFECTS
 from carpool_operator.reporting import metrics as operator_metrics
@@ -89,6 +90,11 @@ def reasons():
         for pattern in _ALONE:
             found |= set(re.findall(pattern, text, re.MULTILINE))
     return sorted(found)
+
+
+def test_the_command_line_explains_every_reason_of_requests_themselves():
+    of_models = {code for code in reasons() if code.startswith("axis-")} | {"quarantined", "too-many-models"}
+    assert {*reasons()} - {*OF_REQUESTS} <= of_models
 
 
 _OF_A_POLICY = (

@@ -12,7 +12,34 @@ from carpool_cli.live.figures import duration
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from carpool.exchange.report import ModelEntry
     from carpool_cli.live.admin_client import Explained
+
+
+NEARLY_ALL = 0.9
+"""Share of a model's requests from which their own reason stands for the model's."""
+
+OF_REQUESTS = {
+    "malformed": "not valid in the protocol; if the server refuses them too, correct the client",
+    "limits": "larger than what is read for batching; raise the limit, or use binary tensors",
+    "empty": "without rows or inputs, or with a dimension of 0",
+    "encoded": "compressed (content-encoding); send them uncompressed",
+    "content-type": "not JSON in UTF-8, or a CloudEvent; send `content-type: application/json`",
+    "no-rows": 'without an array of rows; only `{"instances": [...]}` or `{"inputs": [...]}` can be batched',
+    "columns": "columns, not rows; send `instances`",
+    "mixed-rows": "rows of different shapes or kinds; send them one by one",
+    "large-integers": "whole numbers beyond 64 bits; send them as strings, or use V2 with a datatype",
+    "surrogates": "strings with half a UTF-16 surrogate pair; correct the client",
+    "raw": "Triton's raw binary requests; use binary tensors",
+    "sequence": "parts of a sequence, for which the server keeps state",
+    "shared-memory": "tensors in shared memory; send them in the body",
+    "classification": "requests for Triton's classification output, which has other rows",
+    "unequal-rows": "inputs that differ in dim 0",
+    "scalar": "inputs without dimensions",
+    "nesting": "data with another nesting than its shape; send it flat, or nested like the shape",
+    "kinds": "elements of another kind than the datatype's; use binary tensors",
+}
+"""What requests are that can't be batched, whatever the model's axis, and the fix; as in docs/protocols.md."""
 
 
 def too_slow(report: Report) -> list[str]:
@@ -35,6 +62,9 @@ def not_merged(report: Report) -> list[str]:
         name = f"{entry.name or 'model'}{f' version {entry.version}' if entry.version else ''}"
         if entry.trouble:
             lines.append(f"{name}  {entry.trouble}")
+        if (cause := _by_requests(report, entry)) and entry.verified in {"", "off", "unverified"}:
+            lines.append(f"{name}  is not batched: {cause}")
+            continue
         fix = f"carpool up --axis {entry.name}=First"
         if entry.verified in {"unverified", "refuted", "contradicted"}:
             lines.append(f"{name}  batches {entry.verified}: {entry.evidence}")
@@ -60,6 +90,21 @@ def not_merged(report: Report) -> list[str]:
         if entry.padding:
             lines.append(f"{name}  padding {entry.padding}")
     return lines
+
+
+def _by_requests(report: Report, entry: ModelEntry) -> str:
+    """Return why nearly all requests to a model can't be batched, whatever its axis; ``""``: they can, or none came."""
+    causes = [
+        each
+        for each in report.alone
+        if each.model == entry.lane and each.reason in OF_REQUESTS and "bodies." not in each.detail  # never read
+    ]
+    stats = report.stats.models.get(entry.lane)
+    if not causes or stats is None or not stats.arrivals or sum(each.requests for each in causes) < NEARLY_ALL * stats.arrivals:
+        return ""
+    most = max(causes, key=lambda each: each.requests)
+    detail = f" ({most.detail})" if most.detail else ""
+    return f"{most.requests} of its {stats.arrivals} requests are {OF_REQUESTS[most.reason]}{detail}"
 
 
 def too_large(report: Report, model: str) -> str:

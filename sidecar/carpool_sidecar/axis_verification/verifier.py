@@ -66,7 +66,8 @@ class Verifier:
             if record.disagreed:
                 return Verified.CONTRADICTED, f"the policy says axis {Axis.FIRST}, but {record.disagreed}"
             return Verified.ASSERTED, f"the policy says axis {Axis.FIRST}"
-        if entry.alone not in {None, REFUTED} and not record.checks:
+        # Checks may have begun before the axis was known; then only those of V1 go on, unless that is ruled out too.
+        if entry.alone not in {None, REFUTED} and (not record.checks or entry.alone_by_protocol is not None):
             return Verified.OFF, "its requests are not merged"
         if not self._policy.idempotent and not record.disagreed:
             return Verified.UNVERIFIED, (

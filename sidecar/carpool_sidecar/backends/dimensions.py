@@ -46,11 +46,12 @@ def axis_of(model: str, inputs: Sequence[Dimension], outputs: Sequence[Dimension
                     model, f"{side} {dim.tensor!r} is a scalar, or the file gives no shape for it: no batch is known"
                 )
             if dim.size is not None:
-                return _none(
-                    model,
+                why = (
                     f"dim 0 of {side} {dim.tensor!r} is fixed to {dim.size}: export the model with a dynamic first "
-                    f'dimension (torch.onnx.export(..., dynamic_axes={{"{dim.tensor}": {{0: "batch"}}}}))',
+                    f'dimension (torch.onnx.export(..., dynamic_axes={{"{dim.tensor}": {{0: "batch"}}}}))'
                 )
+                # The runtime takes inputs of no other size, so naming the axis is no way out. Outputs may have others.
+                return Axis("None", None, why, by_file=True) if side == "input" else _none(model, why)
             if dim.name is not None and _meaning(dim.name) == "other":
                 return _none(model, f"dim 0 of {side} {dim.tensor!r} is named {dim.name!r}, which is no batch")
     named = [(side, dim) for side, dims in (("input", inputs), ("output", outputs)) for dim in dims if _said(dim)]

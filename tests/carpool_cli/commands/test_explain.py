@@ -275,6 +275,30 @@ def test_a_model_that_cannot_be_batched_names_the_option_and_not_the_gain():
     assert not_batched(of([off, replace(off, version="2", merges=True)])) == set()
 
 
+NOT_ASKED = "the server answers /v2/models/m with 404: set `models: [{name: m, axis: First}]`"
+
+
+@pytest.mark.parametrize("verified", ["off", "unverified"])
+def test_where_nearly_all_requests_have_a_reason_of_their_own_it_stands_for_an_axis_that_would_not_help(verified):
+    report = of([entry(verified, axis=NOT_ASKED)])
+    stats = Stats(at=10.0, models={"m": ModelStats(arrivals=200)})
+    alone = [Alone("m", "no-rows", 180, "instances is an object, not an array"), Alone("m", "axis-unverified", 20)]
+    assert not_merged(replace(report, stats=stats, alone=alone)) == [
+        'm  is not batched: 180 of its 200 requests are without an array of rows; only `{"instances": [...]}` or '
+        '`{"inputs": [...]}` can be batched (instances is an object, not an array)'
+    ]
+    for others in (
+        [replace(alone[0], requests=179)],
+        [Alone("m", "axis-none", 200)],
+        [Alone("n", "no-rows", 200)],
+        [Alone("m", "limits", 200, "body: larger than bodies.maxRequest (64Mi)")],
+    ):
+        (said,) = not_merged(replace(report, stats=stats, alone=others))
+        assert said.endswith(FIX)
+    refuted = of([entry("refuted")])
+    assert not_merged(replace(refuted, stats=stats, alone=alone)) == ["m  batches refuted: why"]
+
+
 def test_posted_requests_that_are_not_batched_are_reported():
     durations = [0] * (len(DURATION_BOUNDS) + 1)
     durations[18] = 22

@@ -6,6 +6,8 @@ import model_functions
 import numpy as np
 import pytest
 
+from carpool_sidecar.protocols.models import Axis
+
 PROTOCOLS = ["v1", "v2", "binary"]
 
 
@@ -61,3 +63,13 @@ async def test_models_whose_rows_are_independent_are_merged(served, load, compar
     results = sidecar.driver.verifier.trials.results
     assert results["m", "agreed"] >= 2
     assert results.keys() == {("m", "agreed")}
+
+
+async def test_a_file_without_a_batch_ends_checks_that_began_before_it_was_read(served, load):
+    sidecar, client = await served(model_functions.GOOD["linear"])
+    await load(client, "v1", callers=1, requests=1)
+    entry, state, _ = entry_of(sidecar)
+    assert (state, len(entry.record.checks)) == ("unverified", 1)
+    entry.known.axis = Axis("None", None, "dim 0 of input 'x' is fixed to 1", by_file=True)
+    entry.configure(None)
+    assert entry_of(sidecar)[1] == "off"
