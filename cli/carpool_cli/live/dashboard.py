@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -156,7 +156,8 @@ class Sight(Struct, frozen=True, kw_only=True):
         ]
         for name, lane in report.lanes.items():
             if name or len(report.lanes) == 1:  # requests without a model's name matter if no model has any
-                rows += [(name or "model", self._parameters(lane)), ("", Text(curve(lane), "dim"))]
+                measured = figures_of([report.stats.models[name]], 0.0).sizes if name in report.stats.models else {}
+                rows += [(name or "model", self._parameters(lane)), ("", Text(curve(lane, measured), "dim"))]
         return rows
 
     def _parameters(self, lane: Lane) -> Text:
@@ -291,13 +292,22 @@ def _bar(share: float) -> str:
     return BARS[min(math.ceil(share * 8), 8)]
 
 
-def curve(lane: Lane) -> str:
-    """Return the estimated batch latency by rows, up to the largest allowed batch."""
+def curve(lane: Lane, measured: Collection[int]) -> str:
+    """Return the estimated batch latency by rows, up to the largest allowed batch.
+
+    A ``?`` marks sizes beyond the ``measured`` ones, as in the map of `simulate --from-running`.
+    """
     if lane.service_seconds is None or not lane.executors:
         return "batch latency not known yet"
-    sizes = [rows for rows in (1, 4, 16, 64, 256, 1024) if rows < min(len(lane.service_seconds), lane.cap + 1)]
-    known = ", ".join(f"{rows}: {duration(lane.service_seconds[rows])}" for rows in sizes)
-    return f"batch latency {known}; server concurrency {lane.executors}"
+    low, high = min(measured, default=0), max(measured, default=0)
+    sizes = {
+        rows: "" if low <= rows <= high else "?"
+        for rows in (1, 4, 16, 64, 256, 1024)
+        if rows < min(len(lane.service_seconds), lane.cap + 1)
+    }
+    known = ", ".join(f"{rows}{mark}: {duration(lane.service_seconds[rows])}" for rows, mark in sizes.items())
+    legend = " (? not measured)" if "?" in sizes.values() else ""
+    return f"batch latency {known}{legend}; server concurrency {lane.executors}"
 
 
 def clock(seconds: float) -> str:

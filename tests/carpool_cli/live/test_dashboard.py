@@ -15,7 +15,7 @@ from carpool.exchange.report import Alone, Forwarded, Lane, ModelEntry, Queue, R
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_cli.live.admin_client import Decided, Explained, Explanation
-from carpool_cli.live.dashboard import Watch, ago, clock, histogram, shown_decisions, sparkline
+from carpool_cli.live.dashboard import Watch, ago, clock, curve, histogram, shown_decisions, sparkline
 
 LANE = Lane(
     parameters=Parameters(max_batch=16, max_wait=Duration(0.005), max_in_flight=2),
@@ -73,6 +73,18 @@ def line(lines: list[str], label: str) -> str:
     return next(each for each in lines if each.startswith(label))
 
 
+@pytest.mark.parametrize(
+    ("measured", "shown"),
+    [
+        ([1, 16], "1: 5.5ms, 4: 7ms, 16: 13ms; server"),
+        ([1], "1: 5.5ms, 4?: 7ms, 16?: 13ms (? not measured); server"),
+        ([], "1?: 5.5ms, 4?: 7ms, 16?: 13ms (? not measured); server"),
+    ],
+)
+def test_latencies_of_sizes_beyond_the_measured_ones_are_marked(measured, shown):
+    assert curve(LANE, measured) == f"batch latency {shown} concurrency 2"
+
+
 def test_a_frame_shows_rates_latencies_and_parameters():
     watch = Watch("carpool")
     watch.look(report(100.0), NONE, 0.0)
@@ -86,7 +98,7 @@ def test_a_frame_shows_rates_latencies_and_parameters():
     assert line(lines, "device") == "device   2.5ms a request, 25% busy"
     assert line(lines, "queue") == "queue    7 rows waiting, 1 of 2 batches in flight"
     assert line(lines, "m ") == "m        batch 16, wait 5ms, 2 in flight"
-    assert "batch latency 1: 5.5ms, 4: 7ms, 16: 13ms; server concurrency 2" in "\n".join(lines)
+    assert "batch latency 1?: 5.5ms, 4: 7ms, 16?: 13ms (? not measured); server concurrency 2" in "\n".join(lines)
     assert not any(each.startswith("model ") for each in lines)
 
 
