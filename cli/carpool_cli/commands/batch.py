@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import click
+from click.core import ParameterSource
 
 from carpool.policy.durations import format_seconds
 from carpool_cli import options
@@ -297,6 +298,8 @@ def _shard(shards: int | None, index: int | None, *, join: bool) -> sharding.Sha
     if shards is None:
         if join:
             raise click.UsageError("--join needs --shards N: how many there are")
+        if click.get_current_context().get_parameter_source("shard") is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--shard {index} needs --shards N: how many there are")
         return None  # in a Kubernetes Job without --shards the index has another meaning
     if join:
         return None

@@ -287,12 +287,22 @@ def test_npz_shards_together_are_one_run(double, carpool, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(("--shards", 3), "--shard I"), (("--shards", 3, "--shard", 3), "0 to 2"), (("--join",), "needs --shards")],
+    [
+        (("--shard", 1), "--shard 1 needs --shards N"),
+        (("--shards", 3), "--shard I"),
+        (("--shards", 3, "--shard", 3), "0 to 2"),
+        (("--join",), "needs --shards"),
+    ],
 )
 def test_wrong_shards_are_named(carpool, rows, tmp_path, options, says):
     result = carpool("batch", rows, tmp_path / "out.jsonl", "--upstream", "http://127.0.0.1:1", *options)
     assert result.exit_code == 2
     assert says in result.output
+
+
+def test_without_shards_the_index_of_a_job_has_another_meaning(echo, carpool, rows, tmp_path, monkeypatch):
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    assert carpool("batch", rows, tmp_path / "out.jsonl", "--upstream", echo, "--batch-size", 4).exit_code in {0, 3}
 
 
 def test_of_all_that_wait_to_be_sent_again_one_line_is_said_in_five_seconds(capsys):
