@@ -11,7 +11,7 @@ try:
     import click
 except ModuleNotFoundError:
     # The script is installed without extras, too; a subcommand's dependencies come with its extra.
-    raise SystemExit("carpool: the commands need the extra `cli`: pip install '.[cli]'") from None
+    raise SystemExit("carpool: the commands need the extra `cli`: in Carpool's folder, pip install '.[cli]'") from None
 
 from carpool_cli.stopped import Interrupted
 

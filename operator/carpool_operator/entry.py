@@ -8,22 +8,41 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def operator() -> int:
     """Run ``carpool-operator``; returns the exit code."""
     _heed_signals()
-    from carpool_operator.main import main  # noqa: PLC0415 - see above
-
+    with _extra("carpool-operator"):
+        from carpool_operator.main import main  # noqa: PLC0415 - see above
     return main()
 
 
 def injector() -> int:
     """Run ``carpool-injector``; returns the exit code."""
     _heed_signals()
-    from carpool_operator.webhook.main import main  # noqa: PLC0415 - likewise
-
+    with _extra("carpool-injector"):
+        from carpool_operator.webhook.main import main  # noqa: PLC0415 - likewise
     return main()
+
+
+@contextmanager
+def _extra(command: str) -> Iterator[None]:
+    """Name the extra to install if another package is missing: the scripts are installed without it, too."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("carpool"):
+            raise
+        raise SystemExit(
+            f"{command} needs {error.name.partition('.')[0]}, which comes with the extra `operator`: in Carpool's "
+            "folder, pip install '.[operator]'"
+        ) from None
 
 
 def _heed_signals() -> None:

@@ -325,6 +325,6 @@ def onnx_backend() -> type[OnnxBackend]:
         from carpool_sidecar.backends.onnx import OnnxBackend  # noqa: PLC0415 - 60 MiB that an upstream does without
     except ModuleNotFoundError as error:
         raise PolicyError(
-            "onnx", f"serving a model file needs {error.name}: pip install 'carpool-serving[onnx]'"
+            "onnx", f"serving a model file needs {error.name}: in Carpool's folder, pip install '.[onnx]'"
         ) from None
     return OnnxBackend

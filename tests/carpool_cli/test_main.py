@@ -73,7 +73,7 @@ def test_without_its_extra_it_says_what_to_install():
     code = "import sys; sys.modules['click'] = None; import carpool_cli.main"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603 - our own command
     assert ended.returncode == 1
-    assert ended.stderr == "carpool: the commands need the extra `cli`: pip install '.[cli]'\n"
+    assert ended.stderr == "carpool: the commands need the extra `cli`: in Carpool's folder, pip install '.[cli]'\n"
 
 
 FLAGS = {"--json", "--verify", "--fixed", "--tune"}

@@ -40,3 +40,14 @@ def test_sigterm_while_modules_load_ends_the_process_with_exit_code_0(command, m
 def test_the_commands_begin_there(command):
     (found,) = entry_points(group="console_scripts", name=f"carpool-{command}")
     assert found.load() is getattr(entry, command)
+
+
+@pytest.mark.parametrize(("command", "missing"), [("operator", "kubernetes"), ("injector", "aiohttp")])
+def test_without_their_extra_they_say_what_to_install(command, missing):
+    code = f"import sys; sys.modules[{missing!r}] = None; from carpool_operator import entry; entry.{command}()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"carpool-{command} needs {missing}, which comes with the extra `operator`: in Carpool's folder, "
+        "pip install '.[operator]'\n"
+    )

@@ -63,7 +63,7 @@ def test_a_model_file_without_its_extra_is_a_wrong_configuration(config_file, tm
     assert main(["--config", str(file), *check]) == WRONG_CONFIG
     assert (
         capsys.readouterr().err
-        == f"{file}: onnx: serving a model file needs onnxruntime: pip install 'carpool-serving[onnx]'\n"
+        == f"{file}: onnx: serving a model file needs onnxruntime: in Carpool's folder, pip install '.[onnx]'\n"
     )
 
 
@@ -72,7 +72,7 @@ def test_a_language_model_without_its_extra_is_a_wrong_configuration(config_file
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     file = config_file(json.dumps({"llm": {"path": "m.gguf"}, "policy": {"slo": SLO}}))
     assert main(["--config", str(file), *check]) == WRONG_CONFIG
-    assert "llm: OpenVINO GenAI is not installed: pip install 'carpool-serving[llm]'" in capsys.readouterr().err
+    assert "llm: OpenVINO GenAI is not installed: in Carpool's folder, pip install '.[llm]'" in capsys.readouterr().err
 
 
 def test_the_version_needs_no_configuration(capsys):
@@ -277,7 +277,10 @@ def test_a_public_key_without_the_package_that_verifies_is_named_with_the_fix(
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.ed25519", None)
     path = config_file(json.dumps(json.loads(world_config) | {"publicKey": "ab" * 32}))
     assert main(["--config", str(path), *check]) == WRONG_CONFIG
-    assert "publicKey: needs the package `cryptography`: pip install" in capsys.readouterr().err
+    assert (
+        "publicKey: needs the package `cryptography`: in Carpool's folder, pip install '.[signing]'"
+        in capsys.readouterr().err
+    )
 
 
 async def test_what_is_configured_by_the_environment_serves(world, launch, monkeypatch):

@@ -58,7 +58,7 @@ async def run(folder: Path, screen: Screen, seconds: float, size: str) -> None:
     """Show both; raises ``DemoError`` if something is wrong."""
     started = time.monotonic()
     if importlib.util.find_spec("openvino_genai") is None:
-        raise DemoError("OpenVINO GenAI is not installed: pip install 'carpool-serving[llm]'")
+        raise DemoError("OpenVINO GenAI is not installed: in Carpool's folder, pip install '.[llm]'")
     screen.step("[bold]Carpool[/]: a language model of random weights, computed by OpenVINO GenAI on one core")
     model = folder / "random.gguf"
     await asyncio.to_thread(random_model.write, model, random_model.SIZES[size])

@@ -100,7 +100,12 @@ def _by_requests(report: Report, entry: ModelEntry) -> str:
         if each.model == entry.lane and each.reason in OF_REQUESTS and "bodies." not in each.detail  # never read
     ]
     stats = report.stats.models.get(entry.lane)
-    if not causes or stats is None or not stats.arrivals or sum(each.requests for each in causes) < NEARLY_ALL * stats.arrivals:
+    if (
+        not causes
+        or stats is None
+        or not stats.arrivals
+        or sum(each.requests for each in causes) < NEARLY_ALL * stats.arrivals
+    ):
         return ""
     most = max(causes, key=lambda each: each.requests)
     detail = f" ({most.detail})" if most.detail else ""

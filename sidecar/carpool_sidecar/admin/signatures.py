@@ -64,7 +64,7 @@ class Authority:
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415 - see above
         except ImportError:
             raise PolicyError(
-                "publicKey", "needs the package `cryptography`: pip install 'carpool-serving[signing]'"
+                "publicKey", "needs the package `cryptography`: in Carpool's folder, pip install '.[signing]'"
             ) from None
         self._keys = tuple(Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)) for key in keys)
         self._tickets.clear()

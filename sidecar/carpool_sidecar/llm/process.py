@@ -40,7 +40,7 @@ def check(config: Llm) -> None:
     Raises ``PolicyError`` naming the field.
     """
     if importlib.util.find_spec("openvino_genai") is None:
-        raise PolicyError("llm", "OpenVINO GenAI is not installed: pip install 'carpool-serving[llm]'")
+        raise PolicyError("llm", "OpenVINO GenAI is not installed: in Carpool's folder, pip install '.[llm]'")
     path = Path(tempfile.gettempdir(), f"{FOLDER}12345678", SOCKET)
     if len(os.fsencode(path)) > LONGEST_ADDRESS:
         raise PolicyError(

@@ -105,7 +105,12 @@ def test_what_bounds_it(profile, rate, slo, largest, says):
 @pytest.mark.parametrize(
     ("objective", "rate", "bound", "rule"),
     [
-        (Objective.BALANCED, 600, "the utilization target: with a shorter wait the device would be more than 60%", None),
+        (
+            Objective.BALANCED,
+            600,
+            "the utilization target: with a shorter wait the device would be more than 60%",
+            None,
+        ),
         (Objective.BALANCED, 50, "the load: the device is at most 60% busy without any wait", None),
         (Objective.BALANCED, 2, "the load: the device is at most 60% busy without any wait", None),
         (Objective.LATENCY, 600, "the objective: waiting for larger batches would only add latency", "the lowest p99"),

@@ -75,6 +75,8 @@ def test_the_export_call_is_named():
     assert 'torch.onnx.export(..., dynamic_axes={"x0": {0: "batch"}})' in axis([4], ["n"]).reason
 
 
-@pytest.mark.parametrize(("inputs", "outputs", "helps"), [([1], [1], False), (["n", 2], ["n"], False), (["n"], [2], True)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "helps"), [([1], [1], False), (["n", 2], ["n"], False), (["n"], [2], True)]
+)
 def test_an_axis_is_only_offered_where_the_runtime_would_take_larger_batches(inputs, outputs, helps):
     assert ("axis: First" in axis(inputs, outputs).reason) == helps

@@ -24,7 +24,7 @@ LOG = logging.getLogger("carpool")
 async def test_without_the_extra_it_says_what_to_install(monkeypatch, tmp_path):
     write(tmp_path / "m.gguf", SIZES["tiny"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(PolicyError, match=r"llm: .*pip install 'carpool-serving\[llm\]'"):
+    with pytest.raises(PolicyError, match=r"llm: .*pip install '\.\[llm\]'"):
         EngineProcess(Llm(str(tmp_path / "m.gguf")), LOG)
 
 
