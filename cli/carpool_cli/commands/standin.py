@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -156,5 +158,9 @@ def command(
 def _run(serving: Coroutine[None, None, None], host: str, port: int) -> None:
     try:
         uvloop.run(serving)
-    except OSError as error:
-        raise click.ClickException(f"can't listen on {host}:{port}: {error.strerror}; name another --port") from None
+    except (OSError, UnicodeError) as error:
+        # A name that is not known, or has letters that none may have; or an address that this machine does not have.
+        is_host = isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL
+        why = error if isinstance(error, UnicodeError) else error.strerror
+        fix = "name an address of this machine with --host" if is_host else "name another --port"
+        raise click.ClickException(f"can't listen on {host}:{port}: {why}; {fix}") from None

@@ -164,3 +164,11 @@ def test_interrupt_ends_it_cleanly(tiny):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (0, "")
+
+
+@pytest.mark.parametrize("host", ["300.0.0.1", "a..b"])
+def test_an_address_that_is_not_this_machine_s_names_the_host(carpool, tiny, host):
+    result = carpool("standin", "--profile", tiny, "--host", host, "--port", 0)
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: can't listen on {host}:0: ")
+    assert result.output.endswith("; name an address of this machine with --host\n")
