@@ -9,7 +9,7 @@ import re
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import click
 from click.core import ParameterSource
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 Decorator: TypeAlias = "Callable[[Callable[..., Any]], Callable[..., Any]]"
 
 PICTURES = (".png", ".svg", ".pdf")
+
+PATH = "/:@!$&'()*+,;="
+"""Characters that a URL's path may have as they are, beside letters, digits and ``-._~``."""
+
+
+def in_path(model: str) -> str:
+    """Return a model's name as a URL's path has it, percent-encoded; the name may be that already."""
+    return quote(unquote(model), safe=PATH)
 
 
 class DurationType(click.ParamType[float]):
@@ -119,7 +127,8 @@ class AddressType(click.ParamType[Address]):
             self.fail(
                 f"{value!r} is not a server's base URL: write e.g. http://127.0.0.1:8000 (plain http)", param, ctx
             )
-        return Address(url.hostname, port, url.path.rstrip("/"))
+        # Servers refuse a path with spaces or letters outside ASCII; what is percent-encoded already stays as it is.
+        return Address(url.hostname, port, quote(url.path.rstrip("/"), safe=PATH + "%"))
 
 
 class ShapeType(click.ParamType[tuple[int, ...]]):
@@ -262,10 +271,15 @@ def header_fields(_: click.Context, parameter: click.Parameter, values: tuple[st
     """Parse ``name: value`` of a repeatable option."""
     fields = []
     for value in values:
-        name, colon, content = value.partition(":")
-        if not colon or not name or "\r" in value or "\n" in value:
+        name, colon, content = (part.strip() for part in value.partition(":"))
+        if not colon or not name or re.search(r"[\x00-\x08\x0a-\x1f\x7f]", content):
             raise click.BadParameter(f"{value!r}: write e.g. 'x-api-key: secret'", param=parameter)
-        fields.append((name.strip().encode(), content.strip().encode()))
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+            raise click.BadParameter(
+                f"{value!r}: servers refuse the name {name!r}; it may have ASCII letters, digits and hyphens",
+                param=parameter,
+            )
+        fields.append((name.encode(), content.encode()))
     return fields
 
 

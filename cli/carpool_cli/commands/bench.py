@@ -18,7 +18,7 @@ from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_tim
 from carpool_cli.load.report import Percentiles, Report, deliver, problems, summarize, to_json
 from carpool_cli.load.servers import Goal, InputSpec, Protocol, Request
 from carpool_cli.load.tensors import Malformed
-from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, Address, FiniteRange, WithStreams
+from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, Address, FiniteRange, WithStreams, is_typed
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.traces import lasts
 from carpool_cli.stopped import STOPPED
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 JSON = (b"content-type", b"application/json")
 
 MOST_REQUESTS = 5_000_000
+
+MADE_UP = ("rows", "shape", "datatype", "input_name")
+"""Options of made-up rows."""
 
 BODIES = 64
 """Number of different generated bodies, sent in turn: enough to detect a mixed-up answer."""
@@ -144,7 +147,8 @@ def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
     never too short, and up to 1 ms too long (timers). Reports when this host paused, and when the generator was the
     bottleneck rather than the server. Ctrl-C ends the load; what was measured until then is reported.
 
-    Exits 0 when a request was answered well, 1 when none was or --verify found a wrong answer, 130 after Ctrl-C.
+    Exits 0 when a request was answered well, with success within --slo-p99; 1 when none was, or --verify found a wrong
+    answer; 130 after Ctrl-C.
     """
     asked = Asked(**typed)
     # 1. Arrival times
@@ -159,6 +163,7 @@ def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
             else "give the body to send with --body FILE, or the model with --model"
         )
         raise click.UsageError(f"{asked.server} is no path of V1 or V2: {fix}")
+    _check_rows(asked, goal)
     servers.check_reachable(asked.server, asked.timeout)
     prepared = _prepared(asked, goal, rng)
     # 3. Run
@@ -179,10 +184,24 @@ def command(**typed: Any) -> None:  # noqa: ANN401 - `Asked` has the types
         to_json(report, server=str(asked.server), url=goal.url, sloSeconds=asked.slo),
         lambda: _show(report, asked.slo, goal),
         stopped=stopped,
-        good=bool(report.ok) and MISMATCH not in report.errors,
+        good=bool(report.good) and MISMATCH not in report.errors,
         as_json=asked.as_json,
         out=asked.out,
     )
+
+
+def _check_rows(asked: Asked, goal: Goal) -> None:
+    """Reject options of made-up rows that would change nothing.
+
+    Raises ``click.UsageError``.
+    """
+    typed = [f"--{name.removesuffix('_name')}" for name in MADE_UP if is_typed(name)]
+    if asked.bodies and typed:
+        raise click.UsageError(f"{typed[0]} is for made-up rows: it does not go with --body")
+    if goal.protocol == "v1" and "--input" in typed:
+        raise click.UsageError("--input names an input of V2: --protocol v1 has none")
+    if goal.protocol != "v1" and asked.shape is None and (given := [each for each in typed if each != "--rows"]):
+        raise click.UsageError(f"{given[0]} goes with --shape: without it, V2's metadata says what the inputs are")
 
 
 def _due(asked: Asked, rng: random.Random) -> tuple[list[float], float]:

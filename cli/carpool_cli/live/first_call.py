@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
+from carpool_cli.options import in_path
 
 if TYPE_CHECKING:
     from carpool_cli.options import Address
@@ -29,13 +30,14 @@ def curl_line(server: Address, models: list[str], timeout: float = 2.0) -> str |
     """
     listed = _get(server, "/v1/models", _Listed, timeout)
     for model in [*models, *map(str, () if listed is None else listed.models)]:
-        described = _get(server, f"/v2/models/{model}", _Described, timeout)
+        path = f"/v2/models/{in_path(model)}"
+        described = _get(server, path, _Described, timeout)
         if described is None:
             continue
         body = example(msgspec.to_builtins(described.inputs))
         if body is None:
-            return f"curl {server}/v2/models/{model}"
-        return f"curl {server}/v2/models/{model}/infer -d {shlex.quote(body)}"
+            return f"curl {shlex.quote(f'{server}{path}')}"
+        return f"curl {shlex.quote(f'{server}{path}/infer')} -d {shlex.quote(body)}"
     return None
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from carpool_cli.answers import NO_ANSWER, UNREADABLE, get
 from carpool_cli.load import tensors
 from carpool_cli.load.tensors import CODES, Malformed, Tensor
+from carpool_cli.options import in_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,9 +60,8 @@ class _Metadata(Struct):
 
 def target(address: Address, protocol: Protocol, model: str) -> str:
     """Return the request target for inference."""
-    return (
-        f"{address.path}/v1/models/{model}:predict" if protocol == "v1" else f"{address.path}/v2/models/{model}/infer"
-    )
+    name = in_path(model)
+    return f"{address.path}/v1/models/{name}:predict" if protocol == "v1" else f"{address.path}/v2/models/{name}/infer"
 
 
 class Goal(NamedTuple):
@@ -147,7 +147,7 @@ def inputs_of(address: Address, model: str, timeout: float, headers: Headers = (
 
     Raises ``click.ClickException`` with the alternative.
     """
-    path = f"{address.path}/v2/models/{model}"
+    path = f"{address.path}/v2/models/{in_path(model)}"
     try:
         status, body = get(address, path, timeout, fields_of(headers))
     except NO_ANSWER as error:

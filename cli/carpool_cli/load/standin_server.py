@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Raw, Struct, field
@@ -173,7 +174,8 @@ class Standin:
             exchange.respond(200, answer.headers, answer.body)
 
     def _answer(self, exchange: Exchange) -> Answer:
-        method, path = exchange.method, exchange.path.decode("latin-1")
+        # Clients write a name in a path percent-encoded, and the option may have it like that, too.
+        method, path, name = exchange.method, unquote(exchange.path.decode("latin-1")), unquote(self._model)
         steps = path.strip("/").split("/")
         if path == "/v2/health/live":
             return _plain({"live": True})
@@ -181,9 +183,9 @@ class Standin:
             return _plain(self.stats())
         if self._nastiness.is_down(self._clock()):
             raise Failure(503, "the model is not ready")
-        if path == f"/v1/models/{self._model}:predict":
+        if path == f"/v1/models/{name}:predict":
             return self._predict(method, bytes(exchange.body))
-        if steps[:2] == ["v2", "models"] and len(steps) > 2 and steps[2] == self._model:
+        if steps[:2] == ["v2", "models"] and len(steps) > 2 and steps[2] == name:
             rest = steps[5:] if steps[3:4] == ["versions"] else steps[3:]
             if rest == ["infer"]:
                 return self._infer(method, exchange.headers, bytes(exchange.body))
@@ -198,7 +200,7 @@ class Standin:
             "/v2": {"name": "carpool-standin", "version": "1", "extensions": ["binary_tensor_data"]},
             "/v2/health/ready": {"ready": True},
             "/v1/models": {"models": [self._model]},
-            f"/v1/models/{self._model}": {"name": self._model, "ready": True},
+            f"/v1/models/{name}": {"name": self._model, "ready": True},
         }
         if path in plain_by_path:
             return _plain(plain_by_path[path])

@@ -9,7 +9,7 @@ import requests
 
 from carpool_cli.load.loadgen import LoadGenerator
 
-QUICK = ("--warm-up", "0s", "--rate", "2000")
+QUICK = ("--warm-up", "0s", "--rate", "2000", "--slo-p99", "1m")
 
 
 @pytest.mark.parametrize("protocol", ["v1", "v2", "v2-binary"])
@@ -57,7 +57,9 @@ def test_a_binary_body_needs_no_header_length(echo, carpool, tmp_path):
 def test_a_trace_is_played(echo, carpool, tmp_path):
     trace, out = tmp_path / "t.txt", tmp_path / "out.json"
     trace.write_text("10.0\n10.01\n10.02\n99\n")
-    result = carpool("bench", echo, "--trace", trace, "--for", "50ms", "--warm-up", "0s", "--out", out)
+    result = carpool(
+        "bench", echo, "--trace", trace, "--for", "50ms", "--warm-up", "0s", "--slo-p99", "1m", "--out", out
+    )
     assert result.exit_code == 0, result.output
     assert json.loads(out.read_text())["requests"] == 3
 
@@ -65,7 +67,7 @@ def test_a_trace_is_played(echo, carpool, tmp_path):
 def test_rates_are_over_the_time_that_a_trace_lasts(echo, carpool, tmp_path):
     trace = tmp_path / "t.txt"
     trace.write_text("".join(f"{step / 100}\n" for step in range(40)))
-    result = carpool("bench", echo, "--trace", trace, "--for", "10s", "--warm-up", "100ms", "--json")
+    result = carpool("bench", echo, "--trace", trace, "--for", "10s", "--warm-up", "100ms", "--slo-p99", "1m", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.output)
     assert (report["requests"], report["seconds"]) == (30, pytest.approx(0.3))
@@ -220,13 +222,50 @@ def test_ctrl_c_in_the_warm_up_leaves_nothing_to_report(echo, carpool, monkeypat
         (["--slo-p99", "0s"], "Invalid value for '--slo-p99': '0s': has to be longer than 0s"),
         (["--shape", "0"], "shape of one row"),
         (["--header", "x"], "'x-api-key: secret'"),
+        (["--header", "f\u00f6: x"], "servers refuse the name 'f\u00f6'"),
+        (["--header", "a b: x"], "servers refuse the name 'a b'"),
+        (["--header", "a: b\x00"], "'x-api-key: secret'"),
         (["--protocol", "v2", "--model", "other"], "check --model"),
+        (["--protocol", "v2", "--model", "two words"], "no metadata of model 'two words'"),
+        (["--input", "x"], "--input names an input of V2"),
+        (["--protocol", "v2", "--input", "x"], "--input goes with --shape"),
+        (["--protocol", "v2", "--datatype", "INT64"], "--datatype goes with --shape"),
+        (["--body", "b.json", "--datatype", "INT64"], "--datatype is for made-up rows: it does not go with --body"),
+        (["--body", "b.json", "--rows", "2"], "--rows is for made-up rows: it does not go with --body"),
     ],
 )
 def test_wrong_options_are_named(echo, carpool, options, says):
     result = carpool("bench", echo, *options)
     assert result.exit_code in {1, 2}
     assert says in result.output
+
+
+NAME = "\u6a21 \u578b"
+ENCODED = "%E6%A8%A1%20%E5%9E%8B"
+
+
+@pytest.mark.parametrize("typed", [NAME, ENCODED])
+@pytest.mark.parametrize("served", [NAME, ENCODED])
+def test_a_model_s_name_is_percent_encoded_in_paths(nasty, carpool, served, typed):
+    load = (*QUICK, "--requests", 3, "--verify")
+    with nasty("--model", served) as url:
+        for protocol in ("v1", "v2", "v2-binary"):
+            result = carpool("bench", url, "--model", typed, "--protocol", protocol, *load)
+            assert result.exit_code == 0, result.output
+        assert carpool("bench", f"{url}/v1/models/{typed}:predict", *load).exit_code == 0
+        wrong = carpool("bench", url, "--model", "other", *load)
+    assert "status 404: 3 from POST " in wrong.output
+
+
+def test_answers_that_all_come_too_late_exit_with_1(echo, carpool):
+    result = carpool("bench", echo, *QUICK, "--requests", 3, "--slo-p99", "1us")
+    assert result.exit_code == 1
+    assert "0.00% answered well within 1us" in result.output
+
+
+def test_rows_of_v1_have_a_datatype(echo, carpool):
+    result = carpool("bench", echo, *QUICK, "--requests", 3, "--datatype", "INT64", "--verify")
+    assert result.exit_code == 0, result.output
 
 
 def test_a_wrong_url_is_named(carpool):

@@ -31,6 +31,12 @@ def test_a_server_that_describes_a_model_gets_a_line(echo):
     assert curl_line(address, ["standin"]).startswith(f"curl {echo}/v2/models/standin/infer -d ")
 
 
+def test_a_name_is_encoded_for_the_url_and_quoted_for_the_shell(nasty):
+    with nasty("--model", "\u6a21;b") as url:
+        line = curl_line(ADDRESS.convert(url, None, None), ["\u6a21;b"])
+    assert line.startswith(f"curl '{url}/v2/models/%E6%A8%A1;b/infer' -d ")
+
+
 def test_nobody_there_gets_none():
     assert curl_line(ADDRESS.convert("127.0.0.1:9", None, None), ["m"]) is None
 
