@@ -37,17 +37,17 @@ class Step(Struct, frozen=True, rename="camel"):
 
 
 class Figures(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The results of one configuration. Seconds, and requests per second; shares of all requests."""
+    """The results of one configuration. Seconds, ``None`` without an answer; requests per second; shares of all."""
 
     name: str
     parameters: Parameters
     """At the end."""
-    p50: float
-    p99: float
+    p50: float | None
+    p99: float | None
     goodput: float
     miss_share: float
     misses: dict[str, int]
-    device_seconds_per_request: float
+    device_seconds_per_request: float | None
     mean_batch: float
     steps: list[Step] = []
 
@@ -138,12 +138,12 @@ def _figures(name: str, parameters: Parameters, summary: Summary, decisions: lis
     return Figures(
         name=name,
         parameters=parameters,
-        p50=summary.p50,
-        p99=summary.p99,
+        p50=summary.p50 if summary.answers else None,
+        p99=summary.p99 if summary.answers else None,
         goodput=summary.goodput,
         miss_share=summary.miss_fraction,
         misses={end.value: count for end, count in summary.misses.items() if end is not End.PENDING},
-        device_seconds_per_request=summary.device_time,
+        device_seconds_per_request=summary.device_time if summary.answers else None,
         mean_batch=summary.mean_batch,
         steps=[
             Step(decision.at, decision.reason, decision.message, decision.parameters, decision.capped_by)
@@ -162,11 +162,11 @@ def show(found: Sequence[Figures], slo: float, tolerated: float) -> None:
     rows += [
         (
             f"{figures.name}: {figures.parameters.describe()}",
-            format_seconds(figures.p50),
-            format_seconds(figures.p99) + ("" if figures.p99 <= slo else " !"),
+            _seconds(figures.p50),
+            _seconds(figures.p99) + ("" if figures.p99 is None or figures.p99 <= slo else " !"),
             f"{figures.goodput:.1f}/s",
             assumptions.percent(figures.miss_share) + ("" if figures.miss_share <= tolerated else " !"),
-            format_seconds(figures.device_seconds_per_request),
+            _seconds(figures.device_seconds_per_request),
             f"{figures.mean_batch:.1f}",
         )
         for figures in found
@@ -179,3 +179,7 @@ def show(found: Sequence[Figures], slo: float, tolerated: float) -> None:
     for figures in found:
         for step in figures.steps:
             click.echo(f"{step.at:7.1f}s {step.reason}: {step.message}")
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else format_seconds(value)

@@ -286,9 +286,9 @@ def _is_gain(aim: Aim, forecaster: Forecaster, best: Parameters, current: Parame
 # ------------------------------------------------------------------------------------------------- reliability
 
 
-def _observed(found: Running, forecast: float) -> Iterator[str]:
+def _observed(found: Running, forecast: float | None) -> Iterator[str]:
     """Report if observed answers took longer than ``forecast`` seconds, the p99 of the present parameters."""
-    if found.p99 is not None and found.p99 > UNLIKE * forecast:
+    if found.p99 is not None and forecast is not None and found.p99 > UNLIKE * forecast:
         paused = f" ({found.stalls.count}, {duration(found.stalls.seconds)} in all)" if found.stalls.count else ""
         yield (
             f"since it started the p99 has been {duration(found.p99)}, where {duration(forecast)} is forecast for what "

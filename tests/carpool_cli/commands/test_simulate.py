@@ -39,6 +39,18 @@ def test_a_fixed_configuration_is_forecast_and_the_same_each_time(simulated):
     assert document["results"] != simulated(*LOAD, "--max-batch", 64, "--seed", 1)["results"]
 
 
+def test_without_any_answer_there_are_no_latencies(carpool, profile, simulated):
+    load = ("--slo-p99", "50ms", "--rate", 10, "--for", "5s", "--rows", 65536)
+    (found,) = simulated(*load)["results"]
+    assert (found["missShare"], found["goodput"]) == (1, 0)
+    assert (found["p50"], found["p99"], found["deviceSecondsPerRequest"]) == (None, None, None)
+    shown = carpool("simulate", "--profile", profile(), *load).output
+    (line,) = (line for line in shown.splitlines() if line.startswith("fixed: "))
+    assert line.removeprefix("fixed: batch 32, wait 0s, 1 in flight").split() == [
+        "-", "-", "0.0/s", "100", "%", "!", "-", "32.0",
+    ]  # fmt: skip
+
+
 def test_no_batching_is_far_beyond_the_device_and_says_why_it_misses(simulated):
     (found,) = simulated(*LOAD, "--max-batch", 1, "--shed-at", "Deadline")["results"]
     assert found["missShare"] > 0.9
