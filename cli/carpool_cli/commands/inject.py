@@ -38,6 +38,7 @@ from carpool_operator.injector.reasons import NOTES, Note, Reason, Skip
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.kind import Kind, at
 from carpool_sidecar.config.hints import not_utf8
+from carpool_sidecar.config.yaml_text import tabs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -350,7 +351,8 @@ def _problem(error: Exception) -> str:
     """Return the problem of a YAML document."""
     if isinstance(error, yaml.reader.ReaderError):
         return "it has characters that are not text"
-    return getattr(error, "problem", None) or "it is nested too deeply"
+    problem: str | None = getattr(error, "problem", None)
+    return f"{problem}{tabs(problem)}" if problem else "it is nested too deeply"
 
 
 def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - any YAML

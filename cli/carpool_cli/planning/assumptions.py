@@ -228,11 +228,14 @@ def read_trace(path: Path, rate: float | None) -> tuple[list[float], str]:
         recorded = list(azure.times) if azure else sorted(float(line) for line in lines if line.strip())
     except ValueError as error:
         raise BadFile(f"{found}: {error}; a trace has one arrival a line, in seconds") from None
-    if len(recorded) < 2 or recorded[0] == recorded[-1] or not all(map(math.isfinite, recorded)):
+    if no_time := [each for each in recorded if not math.isfinite(each)]:
+        raise BadFile(f"{found}: {no_time[0]} is no time; a trace has one arrival a line, in seconds")
+    if len(recorded) < 2 or recorded[0] == recorded[-1]:
         raise BadFile(f"{found}: needs at least two arrivals at different times")
     if recorded[-1] - recorded[0] > LONGEST_TRACE:
         days = (recorded[-1] - recorded[0]) / 86_400
-        raise BadFile(f"{found}: the arrivals are {number(days)} days apart, more than 400: are these seconds?")
+        apart = f"{number(days)} days" if days < 1e6 else "over a million days"
+        raise BadFile(f"{found}: the arrivals are {apart} apart, more than 400: are these seconds?")
     if rate is None:
         mean = (len(recorded) - 1) / (recorded[-1] - recorded[0])
         return scaled(recorded, 1.0), f"{found.name} at its own pace, {number(mean)}/s"

@@ -80,4 +80,9 @@ def problem(error: Exception) -> str:
     where = "" if begun is None or begun.line == mark.line else f" that begins in line {begun.line + 1}"
     context = "" if error.context is None else f", {error.context}{where}"
     alias = '; if * itself is meant, write "*" in quotes' if "alias" in context else ""
-    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}{alias}"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}{alias}{tabs(error.problem)}"
+
+
+def tabs(found: str | None) -> str:
+    """Return what to do where the parser ``found`` a tab: YAML is indented with spaces."""
+    return "; use spaces, not tabs" if "\\t" in (found or "") else ""

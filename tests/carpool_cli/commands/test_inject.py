@@ -407,6 +407,10 @@ def test_a_file_that_is_not_there(carpool):
         ("kind: ConfigMap\n---\nwords\n", "the document in line 3 is not a manifest"),
         ("[project]\nname = 'x'\n", "line 2 is not YAML"),
         ("kind: X\n---\n# Title\n\n*Words*\n", "line 5 is not YAML"),
+        (
+            "kind: X\nspec:\n\tx: 1\n",
+            "line 3 is not YAML, found character '\\t' that cannot start any token; use spaces",
+        ),
         ("\x7fELF\x00", "line 1 is not YAML, it has characters that are not text"),
         ("kind: ConfigMap\n---\nname: x\n", "the document in line 3 is not a manifest"),
         ("kind: X\n--- {kind: Pod}\n", "line 2 has --- and more: put a line break behind it"),

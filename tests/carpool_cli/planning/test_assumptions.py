@@ -77,12 +77,29 @@ def test_the_azure_trace_is_looked_for_in_the_folder_named(tmp_path, monkeypatch
         assumptions.read_trace(Path("azure"), None)
 
 
-@pytest.mark.parametrize("text", ["1\ntwo\n", "1\n", "", "1\n1\n", "1\nnan\n", "a,b\nc,d\n"])
+@pytest.mark.parametrize("text", ["1\ntwo\n", "1\n", "", "1\n1\n", "a,b\nc,d\n"])
 def test_a_bad_trace_names_the_file(text, tmp_path):
     path = tmp_path / "trace.txt"
     path.write_text(text)
     with pytest.raises(click.ClickException, match=r"trace\.txt"):
         assumptions.read_trace(path, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1\nnan\n2\n", "nan is no time; a trace has one arrival a line, in seconds"),
+        ("1\n-inf\n", "-inf is no time"),
+        ("0\n1e308\n", "the arrivals are over a million days apart, more than 400: are these seconds?"),
+        ("-1e308\n1e308\n", "the arrivals are over a million days apart, more than 400: are these seconds?"),
+    ],
+)
+def test_numbers_that_are_no_times_are_named(tmp_path, text, says):
+    path = tmp_path / "trace.txt"
+    path.write_text(text)
+    with pytest.raises(BadFile) as caught:
+        assumptions.read_trace(path, None)
+    assert says in caught.value.message
 
 
 def test_a_trace_of_years_is_asked_whether_it_is_in_seconds(tmp_path):

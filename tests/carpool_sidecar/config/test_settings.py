@@ -160,6 +160,7 @@ def test_an_onnx_file_names_its_model():
         ("a: [1,\nb: 2", "config", "while parsing a flow sequence that begins in line 1"),
         ("policy: \0", "config", "config: character 9 is U+0000, which a YAML file can't have"),
         ("a: \tb: c", "config", "config: line 1, column 4: found character '\\t' that"),
+        ("a:\n\tb: c", "config", "while scanning for the next token; use spaces, not tabs"),
         ("just words", "config", "mapping"),
         ("policy: .nan", "config", "write a finite number"),
         (f"{YAML}jobs: *", "config", 'write "*" in quotes'),
