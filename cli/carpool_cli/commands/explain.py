@@ -203,6 +203,11 @@ def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str
             target = f" (target {decision.target_utilization:.0%})" if decision.target_utilization else ""
             other = f"; {decision.alternative}" if decision.alternative else ""
             lines.append(f"          device {predicted.utilization:.0%} busy{target}{other}")
+    if (better := decision.recommended) is not None:
+        lines.append(
+            f"          recommended: p99 {duration(better.p99)}, {duration(better.p99_ahead)} at 1.25x, "
+            f"{better.miss_fraction:.2%} late or refused; device {better.utilization:.0%} busy"
+        )
     if decision.capped_by and decision.uncapped is not None:
         lines.append(f"          would be {decision.uncapped.describe()}; limited by: {decision.capped_by}")
     if decision.shed_slo:

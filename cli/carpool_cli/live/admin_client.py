@@ -58,6 +58,7 @@ class Decided(Struct, frozen=True, rename="camel"):
     uncapped: Parameters | None = None
     capped_by: str = ""
     predicted: Predicted | None = None
+    recommended: Predicted | None = None
     shed_slo: bool = False
     rate: float = 0.0
     target_utilization: float = 0.0

@@ -102,7 +102,7 @@ class Twin:
     def tuned(self, name: str, start: Parameters) -> Figures:
         """Run the tuner, which starts with only the policy and the initial parameters."""
         outcome, decisions = self._run(self.policy, start)
-        last = decisions[-1].parameters if decisions else start
+        last = next((each.parameters for each in reversed(decisions) if each.change), start)
         return _figures(name, last, outcome.summary(), decisions)
 
     def _run(self, policy: BatchingPolicy, start: Parameters) -> Tuned:

@@ -122,6 +122,8 @@ class Decision(Struct, frozen=True, rename="camel"):
     decided: bool = False
     """Whether ``parameters`` were chosen, even if they are the same as before: first calls end with that."""
     predicted: Forecasted | None = None
+    recommended: Forecasted | None = None
+    """Of ``parameters`` that are only recommended: then ``predicted`` is of those in force."""
     shed_slo: bool = False
     estimate: Estimate | None = None
     at: float = 0.0

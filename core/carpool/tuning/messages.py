@@ -81,7 +81,8 @@ def alternative(aim: Aim, current: Assessment, efficient: Assessment, fast: Asse
     ``efficient``: the setting with the least device time; ``fast``: one without a wait.
     """
     gained, parts = current.now.p50 - fast.now.p50, []
-    if fast.holds_ahead and gained >= FASTER * current.now.p50:
+    waits = current.parameters.max_wait > fast.parameters.max_wait
+    if waits and fast.holds_ahead and gained >= FASTER * current.now.p50:
         more = aim.utilization(fast) - aim.utilization(current)
         parts = [f"without a wait p50 would be {_rounded(gained)} lower, with {more:.0%} more of the device"]
     freed = aim.utilization(current) - aim.utilization(efficient)
@@ -98,6 +99,8 @@ def shortfall(best: Assessment, among: str = "") -> str:
     planning budget: half of the misses that the SLO allows.
     """
     share, budget = best.now.miss_fraction, best.situation.budget
+    if share <= budget:
+        return f"no configuration{among} meets the SLO at this load without refusals: {share:.1%} late or refused"
     late = f"{share:.1%} late or refused, {budget:.1%} is the most planned for"
     return f"no configuration{among} meets the SLO at this load: {late}"
 

@@ -214,7 +214,8 @@ class Tuner:
         message = f"{self.parameters.describe()} to {step.parameters.describe()}: {chosen.message}"
         if self._requirements.recommends:
             decision = self._decision(Reason.RECOMMEND_ONLY, message, step, chosen.target, chosen.capped_by)
-            return replace(decision, tentative=chosen.tentative)
+            current = self.plan.forecasted(step.forecaster.assess(self.parameters))
+            return replace(decision, tentative=chosen.tentative, predicted=current, recommended=decision.predicted)
         if step.parameters.max_batch <= step.situation.service.largest_measured:
             self._left.add(self.parameters)  # left for a size never measured, it was not found worse: it may come back
         self._put_in_force(step.parameters)

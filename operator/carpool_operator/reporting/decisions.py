@@ -230,7 +230,7 @@ def _recommendation(main: _Main) -> Recommendation | None:
         parameters=parameters,
         uncapped=decision.uncapped,
         capped_by=capped_by,
-        predicted=predicted(decision.predicted) if decision.reason is Reason.RECOMMEND_ONLY else None,
+        predicted=predicted(decision.recommended),
     )
 
 

@@ -81,7 +81,7 @@ class Happenings:
                 message=message,
                 parameters=parameters,
                 observed=None if learned is None else learned.observed(),
-                predicted=None if decision is None else predicted(decision.predicted),
+                predicted=None if decision is None else predicted(decision.recommended or decision.predicted),
                 alternative="" if decision is None else decision.alternative,
             )
         )

@@ -104,6 +104,15 @@ def test_another_objective_is_named_with_what_it_gives_and_takes():
     assert re.fullmatch(rf"without a wait p50 would be {TIME} lower, .*; Efficiency would free .* more p50", both)
     assert alternative(BALANCED, unheld, unheld, unheld) == "", "nothing to be freed"
     assert alternative(Aim(), unheld, held, unheld) == "", "nothing to be gained"
+    single = forecaster.assess(parameters(4))
+    assert alternative(Aim(), unheld, unheld, single) == "", "nothing waits now"
+
+
+def test_where_a_few_refusals_are_enough_that_is_said():
+    one = Forecaster(situation(1480.0)).assess(parameters(64))
+    assert not one.holds_now
+    assert one.now.miss_fraction <= one.situation.budget
+    assert shortfall(one) == "no configuration meets the SLO at this load without refusals: 0.3% late or refused"
 
 
 def test_a_shortfall_may_be_among_some_configurations():

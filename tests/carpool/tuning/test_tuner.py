@@ -153,6 +153,12 @@ def test_recommend_says_and_does_not():
     assert not any(decision.change for decision in decisions)
     assert tuner.parameters == policy().baseline
     assert said[-1].parameters != tuner.parameters
+    # The forecast is of what is in force, and can be compared with what is observed.
+    forecaster = tuner.plan.forecaster
+    in_force, better = (forecaster.assess(each) for each in (tuner.parameters, said[-1].parameters))
+    assert said[-1].predicted.device_time == pytest.approx(in_force.device_time)
+    assert said[-1].recommended.device_time == pytest.approx(better.device_time)
+    assert said[-1].recommended.device_time < said[-1].predicted.device_time
 
 
 # -- movement

@@ -77,6 +77,13 @@ def test_utilization_target_and_what_another_objective_would_do_are_shown():
     assert lines[2].strip() == expected
 
 
+def test_what_is_only_recommended_is_beside_the_forecast_of_what_is_in_force():
+    better = replace(PREDICTED, p99=0.02, p99_ahead=0.025, miss_fraction=0.0, utilization=0.25)
+    lines = text_of(Explained("m", 0.0, replace(BUSY, change=False, recommended=better)), SLO).splitlines()
+    assert lines[2].strip().startswith("device 60% busy (target 60%)")
+    assert lines[3].strip() == "recommended: p99 20ms, 25ms at 1.25x, 0.00% late or refused; device 25% busy"
+
+
 @pytest.mark.parametrize(
     ("predicted", "says"),
     [

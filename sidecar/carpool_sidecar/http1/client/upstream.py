@@ -66,8 +66,7 @@ class Upstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the upstream sent."""
-        call = self._call
-        if call is None:
+        if (call := self._call) is None:
             self.close()  # there was no request: the data would be read as the next call's answer
             return
         call.answered_bytes = True
@@ -224,6 +223,8 @@ class Upstream(asyncio.Protocol):
         answer.begin(head.length)
         self._hear(call)
         self._read_body(call, head, data, position)
+        if self._call is call:
+            self._wire.acknowledge()
 
     def _read_body(self, call: Call, head: ResponseHead, data: bytes, position: int) -> None:
         answer, end = self._answer, len(data)
@@ -305,12 +306,11 @@ class Upstream(asyncio.Protocol):
         call, answer, head = self._call, self._answer, self._answer.head
         self._call = None
         self._pool.forget(self)
-        if call is None:
-            self._let_go()
-            return
         whole = head is not None and head.length == UNTIL_CLOSE and exc is None
         body = answer.join() if whole and not answer.streaming else b""
         self._let_go()
+        if call is None:
+            return
         if whole and head is not None:
             call.finish()
             self._pool.answers += 1

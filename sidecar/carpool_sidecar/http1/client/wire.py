@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import socket
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import asyncio
 
     from carpool_sidecar.http1.memory import Budget
     from carpool_sidecar.http1.messages import Buffer
+
+_TCP: Final = frozenset({socket.AF_INET, socket.AF_INET6})
+_QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
 class UpstreamWire:
@@ -79,6 +83,16 @@ class UpstreamWire:
         unread, self.unread = self.unread, b""
         self._yielded = False
         return unread
+
+    def acknowledge(self) -> None:
+        """Acknowledge at once what was received: some servers send a body after its head only then.
+
+        Those are servers that write both apart, as Python's ``http.server``, with Nagle's algorithm; an operating
+        system waits up to 40 ms for something to send along.
+        """
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None and connection.family in _TCP and _QUICKACK is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
 
     def sync_reading(self) -> None:
         """Pause or resume the transport, whichever is due."""
