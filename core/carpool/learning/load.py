@@ -142,11 +142,9 @@ class Load:
         if since or self._spread_moved():
             return self._believe()
         rate, error = self._measured()
-        # Twice the evidence replaces a first guess; after that only a contradiction does. Bursts hide one for minutes:
-        # then a change that is to be noticed is enough, if independent callers would not make it by chance.
-        arrivals = _arrivals(self._intervals)
-        error = min(error, max(rate / math.sqrt(arrivals or 1), self.tolerance * rate / 3))
-        if abs(rate - self.rate) > max(FINER * self.rate, 0.0 if arrivals >= 2 * self._evidence else 3 * error):
+        # Twice the evidence replaces a first guess; after that only a contradiction does.
+        doubled = _arrivals(self._intervals) >= 2 * self._evidence
+        if abs(rate - self.rate) > max(FINER * self.rate, 0.0 if doubled else 3 * error):
             drifted = abs(rate - self._reported) > self.tolerance / 2 * self._reported
             return self._believe(report=drifted)
         return False
