@@ -23,7 +23,7 @@ PACKAGES = (
     *(ROOT / folder / f"carpool_{folder}" for folder in ("sidecar", "operator", "cli")),
 )
 
-LINES, GOAL = 9540, 5_500
+LINES, GOAL = 9_540, 5_500
 """Lines of the core without token streams: the limit, and the goal."""
 
 GENERATION = ("generation/", "policy/generation.py", "exchange/token_streams.py")
