@@ -71,8 +71,8 @@ def test_first_calls_go_on_under_an_operator_where_they_do_without_one(mode, pas
     change = Publisher(RESNET).publish(0.0, EPOCH, sidecar_policy(policy), ONE).change
     steered = {**server, "target": change.target, **to_plain(change)}
     steered = {name: steered[name] for name in ("upstream", "target", "policy", "parameters")}
-    # Hold freezes a fleet as it runs; a sidecar by itself has nothing before it.
-    frozen = mode is TuningMode.HOLD and passes is not PassThroughMode.NEVER
+    # Hold freezes a fleet as it runs; a sidecar by itself has nothing before it. Other modes have no first calls.
+    frozen = mode is TuningMode.HOLD and passes is PassThroughMode.AUTOMATIC
     assert parse(json.dumps(steered)).undecided == (32 if frozen else alone.undecided)
 
 
