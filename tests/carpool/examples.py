@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from msgspec.structs import replace
 
 from carpool.forecasting.forecaster import Forecaster, Situation
-from carpool.learning.arrivals import Gamma, Poisson
+from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Limits, Parameters
+from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective
+from carpool.simulation.simulator import Device, linear
 
 LIMITS = Limits(1, 64, 0.0, 0.025, 1, 8)
 # One batch at a time, and known to be: eight batches were seen in flight.
@@ -37,3 +41,15 @@ def tiled(rate, target=0.150):
 def parameters_at(outcome, when, replica=0):
     """Return what a replica of a simulation ran with at a time."""
     return [setting.parameters for at, which, setting in outcome.changes if at <= when and which == replica][-1]
+
+
+GPU = Device(times=linear(0.005, 0.0005))
+
+
+def policy(slo=0.05, **changes):
+    changes = {"objective": Objective.EFFICIENCY} | changes
+    return BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(slo))), **changes).validate()
+
+
+def poisson(rate, seconds, seed=1):
+    return until(Poisson(rate), seconds, Random(seed))

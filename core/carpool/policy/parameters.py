@@ -24,7 +24,7 @@ class Parameters(Camel, frozen=True, omit_defaults=False):
     max_in_flight: Annotated[int, Meta(ge=1, le=65536)] = 1
     """Batches handed to the upstream at once."""
     pass_through: bool = False
-    """Nothing is held, and original bytes are forwarded. Merged is only a backlog of more than ``maxInFlight``."""
+    """Nothing is held, and original bytes are forwarded. Only a backlog of more than ``maxInFlight`` is merged."""
 
     @property
     def hold(self) -> float:

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import re
 from itertools import groupby
-from random import Random
 
 import pytest
+from examples import GPU, poisson, policy
 
 from carpool.batching.counters import ModelStats
 from carpool.exchange.decision import Observation, Reason, State
 from carpool.forecasting.forecaster import Forecaster
-from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import (
@@ -33,17 +31,6 @@ from carpool.tuning.plan import Plan
 from carpool.tuning.tuner import INTERVAL, Tuner
 from carpool_cli.planning.assumptions import for_p99
 from carpool_cli.planning.twin import Pilot, flips, tuned
-
-GPU = Device(times=linear(0.005, 0.0005))
-
-
-def policy(slo=0.05, **changes):
-    changes = {"objective": Objective.EFFICIENCY} | changes
-    return BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(slo))), **changes).validate()
-
-
-def poisson(rate, seconds, seed=1):
-    return until(Poisson(rate), seconds, Random(seed))
 
 
 def counted(rate, seconds, cells, *, hits=None, misses=0):
@@ -255,26 +242,6 @@ def test_what_is_predicted_is_refined_by_more_requests_while_nothing_else_is_to_
     assert len(refined) > done.count("make")
 
 
-def test_a_trickle_passes_through_and_says_why():
-    decisions = tuned(poisson(2.0, 120), GPU, policy()).decisions
-    final = decisions[-1].parameters
-    assert final.pass_through
-    assert final.max_wait == 0
-    reason = next(d for d in decisions if d.change and d.parameters.pass_through)
-    assert reason.reason is Reason.PASSES_THROUGH
-    assert re.search(r"batching would save [0-9]\.[0-9]% of the device time", reason.message)
-
-
-@pytest.mark.parametrize("seed", [4, 7])
-def test_where_first_batches_are_slow_nobody_passes_on_the_strength_of_a_line(seed):
-    # 13 ms up to 14 rows and 0.9 ms a row beyond: the line through what is measured ends at 1 ms for a row by itself.
-    device = Device(times=lambda rows, _: max(0.013, 0.0009 * rows + 0.0005), cold=10.0, cv=0.05)
-    outcome, decisions = tuned(poisson(380, 15, seed), device, policy(slo=0.15))
-    assert not any(decision.parameters.pass_through for decision in decisions)
-    # A dozen first batches take a third of a second each, and the first ones are not known for what they are.
-    assert outcome.summary(7.0).miss_fraction < 0.01
-
-
 @pytest.mark.parametrize(("rate", "slo", "cv", "ends"), [(260, 0.02, 0.0, False), (300, 0.03, 0.05, True)])
 def test_pass_through_ends_where_batching_saves_more_than_enough_to_begin_it(rate, slo, cv, ends):
     # By fours 7.9 % is saved at 260 requests/s, and 8.6 % at 300: it begins below 5 %, and ends from 8 % on.
@@ -291,20 +258,6 @@ def test_pass_through_ends_where_batching_saves_more_than_enough_to_begin_it(rat
     if ends:
         assert decisions[-1].predicted.device_time < (1 - LEAVE_PASS_THROUGH) * ocr(1, 0)
     assert flips([decision for decision in decisions if decision.at > 40.0]) == 0
-
-
-def test_pass_through_ends_when_traffic_comes():
-    times = poisson(2.0, 60) + [60.0 + time for time in poisson(600, 60, seed=2)]
-    outcome, decisions = tuned(times, GPU, policy())
-    assert any(d.parameters.pass_through for d in decisions if d.at < 60.0)
-    assert not decisions[-1].parameters.pass_through
-    assert outcome.summary(70.0).miss_fraction < 0.01
-
-
-@pytest.mark.parametrize("mode", list(PassThroughMode))
-def test_the_pass_through_mode_is_kept(mode):
-    decisions = tuned(poisson(2.0, 90), GPU, policy(pass_through=PassThrough(mode=mode))).decisions
-    assert decisions[-1].parameters.pass_through == (mode is not PassThroughMode.NEVER)
 
 
 def test_server_concurrency_is_found_and_used():
@@ -612,11 +565,3 @@ def test_a_held_policy_and_a_setting_taken_back_are_states():
     steps(tuner, counted(300, 0.5, [(4, 40, 0.007)]), 10)
     tuner.rejected(tuner.parameters, Parameters(max_batch=2))
     assert steps(tuner, counted(300, 0.5, [(4, 40, 0.007)]), 1, start=5.0)[-1].state is State.ROLLED_BACK
-
-
-def test_where_requests_always_pass_nothing_is_explored_from_the_first_second_on():
-    device = Device(times=linear(0.005, 0.0005), executors=4)
-    always = policy(pass_through=PassThrough(mode=PassThroughMode.ALWAYS))
-    outcome, decisions = tuned(poisson(250.0, 10.0), device, always, seconds=10.0, as_sidecars=True)
-    assert {decision.parameters for decision in decisions} == {Parameters(max_in_flight=32, pass_through=True)}
-    assert {*outcome.batch_rows} == {1}

@@ -75,3 +75,4 @@ class WaitingCalls:
         for call in tuple(self.queue):
             call.fail("reset", text)
         self.queue.clear()
+        self.count(-self._counted)

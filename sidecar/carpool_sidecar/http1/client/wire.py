@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ class UpstreamWire:
         """
         connection = self.transport.get_extra_info("socket")
         if connection is not None and connection.family in _TCP and _QUICKACK is not None:
-            connection.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+            with suppress(OSError):  # the connection has just ended, which is reported otherwise
+                connection.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
 
     def sync_reading(self) -> None:
         """Pause or resume the transport, whichever is due."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from server_messages import GET
 
-from carpool_sidecar.http1.client.calls import Call
+from carpool_sidecar.http1.client.calls import Call, Upload
 from carpool_sidecar.http1.client.pool import Pool
 from carpool_sidecar.http1.client.waiting import WaitingCalls
 from carpool_sidecar.http1.memory import Budget
@@ -50,3 +50,12 @@ async def test_a_call_waits_as_long_as_the_shorter_of_two_limits(call):
     waiting.expire(105.0)
     assert not waiting.queue
     assert patient.receiver.events == [("failed", "timeout", False)]
+
+
+async def test_what_waits_is_not_counted_once_all_calls_have_failed(kit):
+    budget = Budget(1000)
+    pool = Pool(max_connections=0, budget=budget)
+    pool.stream(b"POST / HTTP/1.1\r\n\r\n", Upload(9, kit.Sink()), kit.Receiver()).write(b"123456789")
+    assert budget.held > 9
+    await pool.close()
+    assert budget.held == 0
